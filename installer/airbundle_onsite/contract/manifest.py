@@ -1,0 +1,341 @@
+"""BundleManifest: the content of bundle.json, and so the index of everything in a bundle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import field
+from typing import Literal, Optional
+
+from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.launch import LaunchPlan, RuntimeKind, SmokeTest
+from airbundle_onsite.contract.profile import HardwareProfile
+from airbundle_onsite.contract.record import record
+
+SCHEMA_VERSION = 1
+_HEX = re.compile(r"[0-9a-f]{64}")
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
+
+Role = Literal["image", "wheel", "model", "config", "license"]
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless `name` can be a bundle's name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name {name!r}: 1 to 64 of a-z 0-9 . _ -, beginning and ending with a letter or digit")
+
+
+def check_version(version: str) -> None:
+    """Raise ValueError unless `version` can be a bundle's version."""
+    if not _VERSION.fullmatch(version) or version == "current":
+        raise ValueError(
+            f"version {version!r}: 1 to 64 of A-Z a-z 0-9 . _ -, beginning and ending with a letter or digit"
+        )
+
+
+def _check_sha256(value: str) -> None:
+    if not _HEX.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is not a SHA-256 in 64 lower-case hexadecimal digits")
+
+
+def check_digest(value: str) -> None:
+    """Raise ValueError unless `value` is ``sha256:`` and 64 hexadecimal digits."""
+    if not _DIGEST.fullmatch(value):
+        raise ValueError(f"{value!r:.80} is not a digest like sha256:<64 hexadecimal digits>")
+
+
+@record
+class Part:
+    """One part of the payload.
+
+    Attributes:
+        name: ``payload.tar.000`` and so on, in order.
+        size: bytes.
+        sha256: of the whole part; the same as in SHA256SUMS.
+        pieces: SHA-256 of each 64 MiB of it, in order; the last piece may be shorter.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    pieces: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not layout.PART_PATTERN.fullmatch(self.name):
+            raise ValueError(f"part name {self.name!r:.80} is not like payload.tar.000")
+        if self.size <= 0:
+            raise ValueError(f"{self.name}: size {self.size} is not positive")
+        for value in (self.sha256, *self.pieces):
+            _check_sha256(value)
+        wanted = -(-self.size // layout.PIECE_SIZE)
+        if len(self.pieces) != wanted:
+            raise ValueError(f"{self.name}: {len(self.pieces)} pieces listed, {wanted} needed for {self.size} bytes")
+
+
+@record
+class OuterFile:
+    """A file beside bundle.json that is neither a part, the checksums nor the signature."""
+
+    name: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not layout.is_outer_name(self.name):
+            raise ValueError(f"file name {self.name!r:.80} may hold only A-Z a-z 0-9 . _ -")
+        _check_sha256(self.sha256)
+
+
+@record
+class Segment:
+    """A run of a file's bytes.
+
+    Attributes:
+        size: bytes.
+        offset: where they begin, in the joined payload or in the base's file.
+        base: SHA-256 of a file of the base release they come from; None when they are in the payload.
+    """
+
+    size: int
+    offset: int
+    base: Optional[str] = None
+
+
+@record
+class FileEntry:
+    """A regular file of the payload.
+
+    Attributes:
+        path: inside the payload; relative and normalised.
+        role: what it belongs to.
+        size: bytes.
+        sha256: of its content.
+        segments: where its bytes are; together they make the file. Empty only for an empty file.
+    """
+
+    path: str
+    role: Role
+    size: int
+    sha256: str
+    segments: tuple[Segment, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not layout.is_payload_path(self.path):
+            raise ValueError(f"path {self.path!r:.120} is not a plain relative path")
+        _check_sha256(self.sha256)
+        if self.size < 0 or any(segment.size <= 0 or segment.offset < 0 for segment in self.segments):
+            raise ValueError(f"{self.path}: negative size or offset")
+        if sum(segment.size for segment in self.segments) != self.size:
+            raise ValueError(f"{self.path}: its segments do not add up to {self.size} bytes")
+
+
+@record
+class Layer:
+    """A layer of an image: `digest` and `size` of the blob, `diff_id` of the uncompressed tar, and its media type."""
+
+    digest: str
+    size: int
+    diff_id: str
+    media_type: str
+
+    def __post_init__(self) -> None:
+        check_digest(self.digest)
+        check_digest(self.diff_id)
+
+
+@record
+class ImageEntry:
+    """A container image in images/.
+
+    Attributes:
+        name: plain ``repository:tag``, under which it is loaded and started.
+        digest: of its manifest in the payload's OCI layout.
+        source_digest: what the registry (or daemon) called it when it was locked.
+        config_digest: of its configuration; what docker calls the image id.
+        platform: ``linux/amd64`` and the like.
+        layers: from the bottom up.
+        size: bytes of all its blobs.
+        user, entrypoint, env: from its configuration, for people and for checks.
+        require_cuda: its NVIDIA_REQUIRE_CUDA, or empty.
+    """
+
+    name: str
+    digest: str
+    source_digest: str
+    config_digest: str
+    platform: str
+    layers: tuple[Layer, ...]
+    size: int
+    user: str = ""
+    entrypoint: tuple[str, ...] = ()
+    require_cuda: str = ""
+
+    def __post_init__(self) -> None:
+        for value in (self.digest, self.config_digest):
+            check_digest(value)
+
+
+@record
+class WheelEntry:
+    """A wheel in wheels/.
+
+    Attributes:
+        name: normalised project name.
+        version: full version with any local part.
+        path: inside the payload.
+        sha256: of the file.
+        index: where it came from: ``pypi`` for the client's default index, else a URL without credentials.
+        requested_by: names of the projects that asked for it; ``spec`` for the bundle's spec.
+    """
+
+    name: str
+    version: str
+    path: str
+    sha256: str
+    index: str = "pypi"
+    requested_by: tuple[str, ...] = ()
+
+
+@record
+class ModelEntry:
+    """A model in models/.
+
+    Attributes:
+        served_name: its name in the API and its directory.
+        format: of its weights.
+        source: as the spec names it.
+        revision: what the source was pinned to (commit, version, digest).
+        files: paths inside the payload.
+        entry: the file an engine is given when it wants one file (GGUF), inside the model's directory; else empty.
+        size: bytes of all files.
+        license: SPDX expression or the source's own words; empty when unknown.
+    """
+
+    served_name: str
+    format: Literal["gguf", "safetensors", "pytorch", "other"]
+    source: str
+    revision: str
+    files: tuple[str, ...]
+    size: int
+    entry: str = ""
+    license: str = ""
+
+
+@record
+class Payload:
+    """The parts, which joined in order are one plain tar.
+
+    Attributes:
+        size: bytes of the joined tar.
+        parts: in order.
+        piece_size: bytes of a piece.
+    """
+
+    size: int
+    parts: tuple[Part, ...]
+    piece_size: int = layout.PIECE_SIZE
+
+    def __post_init__(self) -> None:
+        if self.piece_size != layout.PIECE_SIZE:
+            raise ValueError(f"piece_size {self.piece_size}: this version reads only {layout.PIECE_SIZE}")
+        if sum(part.size for part in self.parts) != self.size:
+            raise ValueError(f"the parts do not add up to the payload's {self.size} bytes")
+        for index, part in enumerate(self.parts):
+            if part.name != layout.part_name(index):
+                raise ValueError(f"part {index} is called {part.name}, not {layout.part_name(index)}")
+
+
+@record
+class HostNeeds:
+    """What the bundle as a whole needs of a host.
+
+    Attributes:
+        profile: the profile it was built for, in full.
+        runtime: the runtime it uses.
+        disk: bytes under the installation root.
+        image_disk: bytes in the container engine's store, unpacked, as far as known.
+        wheel_tags: for the venv runtime, a set of tags of each wheel that is not pure Python, e.g.
+            ``cp310-abi3-manylinux_2_17_x86_64``.
+    """
+
+    profile: HardwareProfile
+    runtime: RuntimeKind
+    disk: int
+    image_disk: int = 0
+    wheel_tags: tuple[str, ...] = ()
+
+
+@record
+class Serving:
+    """What the site offers.
+
+    Attributes:
+        host: address to listen on; loopback unless the spec says otherwise.
+        port: port of the service.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+
+
+@record
+class BundleManifest:
+    """Everything in a bundle; signed, and read before anything else is trusted.
+
+    Attributes:
+        schema_version: of this document.
+        name, version: the bundle's; its directory is ``<name>-<version>``.
+        sequence: grows from build to build; a site refuses an older one than it has seen.
+        created: seconds since the epoch; the lock's time or SOURCE_DATE_EPOCH.
+        tool: ``airbundle <version>``.
+        files: every file of the payload, in payload order.
+        outer: every file beside this one except the parts, SHA256SUMS and the signature.
+        provenance: free facts about where things came from, for people.
+        Others: see their classes.
+    """
+
+    schema_version: int
+    name: str
+    version: str
+    sequence: int
+    created: int
+    tool: str
+    payload: Payload
+    outer: tuple[OuterFile, ...]
+    files: tuple[FileEntry, ...]
+    needs: HostNeeds
+    serving: Serving
+    images: tuple[ImageEntry, ...] = ()
+    wheels: tuple[WheelEntry, ...] = ()
+    models: tuple[ModelEntry, ...] = ()
+    launch: tuple[LaunchPlan, ...] = ()
+    smoke: tuple[SmokeTest, ...] = ()
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.schema_version != SCHEMA_VERSION:
+            raise ValueError(
+                f"schema_version {self.schema_version}: this tool reads version {SCHEMA_VERSION}; "
+                "use the onsite.pyz of the bundle itself"
+            )
+        check_name(self.name)
+        check_version(self.version)
+        paths = [entry.path for entry in self.files]
+        _check_unique("path", paths)
+        _check_unique("file", [outer.name for outer in self.outer])
+        known = set(paths)
+        listed = [wheel.path for wheel in self.wheels] + [path for model in self.models for path in model.files]
+        missing = sorted(path for path in listed if path not in known)
+        if missing:
+            raise ValueError(f"listed as a wheel or model, but not among the files: {', '.join(missing[:5])}")
+
+
+def _check_unique(what: str, names: list[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        folded = name.casefold()
+        if folded in seen:
+            raise ValueError(f"{what} {name!r:.120} is listed twice (case does not distinguish)")
+        seen.add(folded)
