@@ -1,0 +1,317 @@
+"""Lays out the payload as one plain tar and writes it in parts, hashing as it goes.
+
+The layout is computed before a byte is written, so sizes and offsets are known to `plan`, and the same members
+always give the same bytes. Writing reads each member once; two threads hash what the main thread writes (one for
+the parts, one for their 64 MiB pieces), so the SHA-256 of a file that the cache has proven is not computed again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import queue
+import tarfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.manifest import FileEntry, Part, Payload, Role, Segment
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.errors import IntegrityError, UsageError
+
+_BLOCK = 512
+_CHUNK = 4 * 1024 * 1024
+_BUFFERS = 8
+_END = bytes(2 * _BLOCK)
+
+
+@record
+class Member:
+    """A file that goes into the payload.
+
+    Attributes:
+        path: inside the payload.
+        role: what it belongs to.
+        size: bytes.
+        sha256: of its content, already proven.
+        content: where its bytes are: a file, or the bytes themselves.
+    """
+
+    path: str
+    role: Role
+    size: int
+    sha256: str
+    content: Path | bytes
+
+
+def bytes_member(path: str, role: Role, data: bytes) -> Member:
+    """A member made of bytes in memory."""
+    return Member(path, role, len(data), hashlib.sha256(data).hexdigest(), data)
+
+
+@record
+class Placed:
+    """A member with the tar header before it, and where its content begins in the joined payload."""
+
+    member: Member
+    header: bytes
+    offset: int
+
+    @property
+    def padding(self) -> int:
+        """Zero bytes after the content, up to the next block."""
+        return -self.member.size % _BLOCK
+
+
+@record
+class PayloadPlan:
+    """The layout of the payload: `size` bytes in all."""
+
+    placed: tuple[Placed, ...]
+    size: int
+
+    def entries(self) -> tuple[FileEntry, ...]:
+        """The manifest's view of it."""
+        return tuple(
+            FileEntry(
+                item.member.path,
+                item.member.role,
+                item.member.size,
+                item.member.sha256,
+                (Segment(item.member.size, item.offset),) if item.member.size else (),
+            )
+            for item in self.placed
+        )
+
+
+def plan_payload(members: Sequence[Member], mtime: int) -> PayloadPlan:
+    """Lay members out in the order given.
+
+    Args:
+        members: files with unique, valid payload paths.
+        mtime: seconds since the epoch, written into every header.
+
+    Raises:
+        UsageError: a path cannot stand in a payload.
+    """
+    bad = [member.path for member in members if not layout.is_payload_path(member.path)]
+    if bad:
+        raise UsageError(
+            f"{len(bad)} file name(s) cannot go into a bundle",
+            details=[repr(path) for path in bad],
+            remedy="rename them: no control characters, no backslash, at most 255 bytes per component",
+        )
+    placed, position = [], 0
+    for member in members:
+        header = _tar_header(member, mtime)
+        position += len(header)
+        item = Placed(member, header, position)
+        placed.append(item)
+        position += member.size + item.padding
+    return PayloadPlan(tuple(placed), position + len(_END))
+
+
+def part_sizes(total: int, part_size: int) -> list[int]:
+    """Sizes of the parts of a payload of `total` bytes; `part_size` 0 means one part."""
+    if part_size <= 0 or part_size >= total:
+        return [total]
+    whole, rest = divmod(total, part_size)
+    return [part_size] * whole + ([rest] if rest else [])
+
+
+def write_payload(
+    plan: PayloadPlan, directory: Path, *, part_size: int, advance: Callable[[int], None] = lambda _: None
+) -> Payload:
+    """Write the parts into `directory`, each synced to disk.
+
+    Args:
+        plan: the layout.
+        directory: an existing directory; the parts get their final names, so it must not be the bundle's own yet.
+        part_size: bytes per part, 0 for a single one.
+        advance: told the number of bytes as they are written.
+
+    Raises:
+        IntegrityError: a member changed its size while it was read.
+        OSError: reading or writing failed.
+    """
+    writer = _PartWriter(directory, part_sizes(plan.size, part_size), advance)
+    try:
+        for item in plan.placed:
+            writer.write(item.header)
+            _copy_content(item.member, writer)
+            writer.write(bytes(item.padding))
+        writer.write(_END)
+        parts = writer.finish()
+    finally:
+        writer.close()
+    return Payload(plan.size, parts)
+
+
+def _tar_header(member: Member, mtime: int) -> bytes:
+    info = tarfile.TarInfo(member.path)
+    info.size, info.mtime, info.mode = member.size, mtime, 0o644
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+
+
+def _copy_content(member: Member, writer: _PartWriter) -> None:
+    if isinstance(member.content, bytes):
+        writer.write(member.content)
+        return
+    with member.content.open("rb", buffering=0) as source:
+        os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        copied = writer.write_from(source.readinto, member.size)
+        if copied != member.size or source.read(1):
+            found = os.fstat(source.fileno()).st_size
+            raise IntegrityError(
+                f"{member.content} changed while it was packed: {found} bytes found, {member.size} needed",
+                remedy="let nothing write to it, then build again",
+            )
+
+
+class _Hasher(threading.Thread):
+    """Hashes buffers in order on its own core; a digest ends every `unit` bytes and at every part's end."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self.digests: list[str] = []
+        self._sizes = iter(sizes)
+        self._queue: queue.Queue[tuple[memoryview, Callable[[], None]] | None] = queue.Queue()
+        self._left = next(self._sizes)
+        self._hash = hashlib.sha256()
+
+    def put(self, data: memoryview, release: Callable[[], None]) -> None:
+        """Hash `data`, then call `release`."""
+        self._queue.put((data, release))
+
+    def end(self) -> None:
+        """Wait until everything is hashed."""
+        self._queue.put(None)
+        self.join()
+
+    def run(self) -> None:
+        for data, release in iter(self._queue.get, None):
+            self._feed(data)
+            release()
+
+    def _feed(self, data: memoryview) -> None:
+        while data:
+            head = data[: self._left]
+            self._hash.update(head)
+            self._left -= len(head)
+            data = data[len(head) :]
+            if not self._left:
+                self.digests.append(self._hash.hexdigest())
+                self._hash, self._left = hashlib.sha256(), next(self._sizes, -1)
+
+
+def _piece_sizes(sizes: Sequence[int]) -> Iterator[int]:
+    for size in sizes:
+        yield from part_sizes(size, layout.PIECE_SIZE)
+
+
+class _Buffer:
+    """A block of memory that returns to the pool when both hashers are done with it."""
+
+    def __init__(self, pool: queue.Queue[_Buffer]) -> None:
+        self.view = memoryview(bytearray(_CHUNK))
+        self._pool, self._users, self._lock = pool, 0, threading.Lock()
+
+    def lend(self, users: int) -> None:
+        self._users = users
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            free = not self._users
+        if free:
+            self._pool.put(self)
+
+
+class _PartWriter:
+    """Collects bytes into buffers; a full one is written to the current part and handed to the hashers."""
+
+    def __init__(self, directory: Path, sizes: list[int], advance: Callable[[int], None]) -> None:
+        self._directory, self._sizes, self._advance = directory, sizes, advance
+        self._pool: queue.Queue[_Buffer] = queue.Queue()
+        for _ in range(_BUFFERS):
+            self._pool.put(_Buffer(self._pool))
+        self._hashers = (_Hasher(sizes), _Hasher(list(_piece_sizes(sizes))))
+        for hasher in self._hashers:
+            hasher.start()
+        self._buffer, self._fill = self._pool.get(), 0
+        self._index, self._left = 0, sizes[0]
+        self._file = self._open()
+
+    def write(self, data: bytes) -> None:
+        """Append a few bytes."""
+        view = memoryview(data)
+        while view:
+            count = min(len(view), _CHUNK - self._fill)
+            self._buffer.view[self._fill : self._fill + count] = view[:count]
+            view = view[count:]
+            self._added(count)
+
+    def write_from(self, readinto: Callable[[memoryview], int | None], size: int) -> int:
+        """Append up to `size` bytes from a reader, without another copy; returns how many there were."""
+        done = 0
+        while done < size:
+            count = readinto(self._buffer.view[self._fill : min(_CHUNK, self._fill + size - done)])
+            if not count:
+                break
+            done += count
+            self._added(count)
+        return done
+
+    def finish(self) -> tuple[Part, ...]:
+        """Flush, sync, and say what was written."""
+        self._flush()
+        for hasher in self._hashers:
+            hasher.end()
+        whole, pieces = (hasher.digests for hasher in self._hashers)
+        parts, start = [], 0
+        for index, size in enumerate(self._sizes):
+            end = start + len(part_sizes(size, layout.PIECE_SIZE))
+            parts.append(Part(layout.part_name(index), size, whole[index], tuple(pieces[start:end])))
+            start = end
+        return tuple(parts)
+
+    def close(self) -> None:
+        """Release files and threads, whatever happened before."""
+        for hasher in self._hashers:
+            hasher.end() if hasher.is_alive() else None
+        self._file.close()
+
+    def _open(self):  # type: ignore[no-untyped-def]
+        return (self._directory / layout.part_name(self._index)).open("wb", buffering=0)
+
+    def _added(self, count: int) -> None:
+        self._fill += count
+        if self._fill == _CHUNK:
+            self._flush()
+
+    def _flush(self) -> None:
+        buffer, view = self._buffer, self._buffer.view[: self._fill]
+        buffer.lend(len(self._hashers))
+        for hasher in self._hashers:
+            hasher.put(view, buffer.release)
+        self._store(view)
+        self._advance(len(view))
+        self._buffer, self._fill = self._pool.get(), 0
+
+    def _store(self, view: memoryview) -> None:
+        while view:
+            if not self._left:
+                self._next_part()
+            count = self._file.write(view[: self._left])
+            self._left -= count
+            view = view[count:]
+        if not self._left and self._index == len(self._sizes) - 1:
+            os.fsync(self._file.fileno())
+
+    def _next_part(self) -> None:
+        os.fsync(self._file.fileno())
+        self._file.close()
+        self._index += 1
+        self._left = self._sizes[self._index]
+        self._file = self._open()
