@@ -15,6 +15,7 @@ import difflib
 import functools
 import json
 import sys
+import types
 import typing
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
@@ -30,6 +31,7 @@ else:
 
 
 T = TypeVar("T")
+_UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[T], and T | None where Python can
 _SLOTS: dict[str, Any] = {"slots": True} if sys.version_info >= (3, 10) else {}
 
 
@@ -129,7 +131,7 @@ def _convert(kind: Any, value: Any, path: str, problems: list[str]) -> Any:
     if dataclasses.is_dataclass(kind):
         return _convert_record(typing.cast(type, kind), value, path, problems)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is Union:
+    if origin in _UNIONS:
         return _convert_optional(arguments, value, path, problems)
     if origin is Literal:
         return _convert_literal(arguments, value, path, problems)
