@@ -5,6 +5,7 @@ import io
 import tarfile
 
 import pytest
+
 from airbundle.assemble import Member, bytes_member, part_sizes, plan_payload, write_payload
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import IntegrityError, UsageError
@@ -32,7 +33,7 @@ def _write(members, directory, part_size):
     return plan, payload, joined
 
 
-@pytest.mark.parametrize("part_size", [0, 1000, 512, 7_000_001, 10**12])
+@pytest.mark.parametrize("part_size", [0, 1_000_000, 7_000_001, 10**12])
 def test_parts_join_to_one_plain_tar(members, tmp_path, part_size):
     plan, payload, joined = _write(members, tmp_path / "out", part_size)
     assert len(joined) == payload.size == plan.size
@@ -45,6 +46,12 @@ def test_parts_join_to_one_plain_tar(members, tmp_path, part_size):
     for entry in plan.entries():
         content = b"".join(joined[s.offset : s.offset + s.size] for s in entry.segments)
         assert hashlib.sha256(content).hexdigest() == entry.sha256
+
+
+@pytest.mark.parametrize("part_size", [512, 1000])
+def test_parts_smaller_than_a_header_still_join(members, tmp_path, part_size):
+    small = [member for member in members if isinstance(member.content, bytes)]
+    assert _write(small, tmp_path / "a", part_size)[2] == _write(small, tmp_path / "b", 0)[2]
 
 
 @pytest.mark.parametrize("part_size", [0, 7_000_001])
@@ -69,7 +76,7 @@ def test_pieces_are_64_mib_of_each_part(tmp_path):
 
 
 def test_same_members_give_the_same_bytes(members, tmp_path):
-    assert _write(members, tmp_path / "a", 1000)[2] == _write(members, tmp_path / "b", 0)[2]
+    assert _write(members, tmp_path / "a", 1_000_000)[2] == _write(members, tmp_path / "b", 0)[2]
 
 
 def test_a_member_that_shrank_is_named(members, tmp_path):
