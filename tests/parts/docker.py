@@ -1,0 +1,117 @@
+"""A private Docker Engine: own socket, data, bridge and containerd, so that the machine's own is never touched."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from parts import need
+from parts.process import Daemon, wait_until
+
+
+@dataclass(frozen=True)
+class DockerEngine:
+    """A running engine.
+
+    Attributes:
+        socket: path of its API socket.
+        data_root: where it keeps images and containers.
+        log: its log file.
+    """
+
+    socket: Path
+    data_root: Path
+    log: Path
+
+    @property
+    def host(self) -> str:
+        """Value for DOCKER_HOST."""
+        return f"unix://{self.socket}"
+
+    def run(self, *words: str, check: bool = True, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+        """Run the docker command against it; raises RuntimeError with its stderr when it fails and `check` is set."""
+        environment = {**os.environ, "DOCKER_HOST": self.host}
+        for name in ("DOCKER_CONTEXT", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH"):
+            environment.pop(name, None)
+        argv = [need.program("docker"), *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, env=environment)
+        if check and done.returncode != 0:
+            raise RuntimeError(f"docker {' '.join(words)}: {done.stderr}")
+        return done
+
+
+@contextmanager
+def running() -> Iterator[DockerEngine]:
+    """A fresh engine; on leaving it is ended, unmounted and removed."""
+    need.need("docker")
+    # A short path of its own: the name of a unix socket has at most 107 bytes.
+    directory = Path(tempfile.mkdtemp(prefix="ab-docker-"))
+    name = f"ab{secrets.token_hex(3)}"
+    engine = DockerEngine(directory / "docker.sock", directory / "data", directory / "dockerd.log")
+    second, third = secrets.randbelow(60) + 190, secrets.randbelow(250)
+    argv = [
+        need.program("dockerd"),
+        *("--config-file", str(_empty_configuration(directory))),
+        *("--host", engine.host),
+        *("--data-root", str(engine.data_root)),
+        *("--exec-root", str(directory / "exec")),
+        *("--pidfile", str(directory / "docker.pid")),
+        *("--containerd-namespace", name, "--containerd-plugins-namespace", f"{name}p"),
+        *("--bridge", name),
+        *("--default-address-pool", f"base=10.{second}.0.0/16,size=24"),
+    ]
+    _make_bridge(name, f"10.{second - 60}.{third}.1/24")
+    daemon = Daemon(argv, engine.log, env={**os.environ, "PATH": need.SEARCH})
+    try:
+        wait_until(lambda: _answers(engine), 60, "dockerd", process=daemon)
+        yield engine
+        _remove_containers(engine)
+    finally:
+        daemon.stop(30)
+        _ip("link", "delete", name)
+        unmount_below(directory)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _empty_configuration(directory: Path) -> Path:
+    path = directory / "daemon.json"
+    path.write_text("{}")
+    return path
+
+
+def _make_bridge(name: str, address: str) -> None:
+    for words in (("link", "add", name, "type", "bridge"), ("addr", "add", address, "dev", name), ("link", "set", name, "up")):
+        done = _ip(*words)
+        if done.returncode != 0:
+            raise RuntimeError(f"ip {' '.join(words)}: {done.stderr}")
+
+
+def _ip(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([need.program("ip"), *words], capture_output=True, text=True, timeout=20)
+
+
+def _answers(engine: DockerEngine) -> bool:
+    return engine.socket.exists() and engine.run("version", check=False, timeout=20).returncode == 0
+
+
+def _remove_containers(engine: DockerEngine) -> None:
+    """Also takes away the networks that docker would otherwise leave as bridges on this machine."""
+    containers = engine.run("ps", "-aq", check=False).stdout.split()
+    if containers:
+        engine.run("rm", "-f", *containers, check=False)
+    engine.run("network", "prune", "-f", check=False)
+
+
+def unmount_below(directory: Path) -> None:
+    """Unmount everything at or under a directory, deepest first."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = [line.split()[4].encode().decode("unicode_escape").encode("latin-1").decode() for line in lines]
+    for point in sorted((point for point in points if Path(point).is_relative_to(directory)), key=len, reverse=True):
+        subprocess.run([need.program("umount"), "-l", point], capture_output=True, timeout=30)

@@ -1,0 +1,172 @@
+"""Tiny valid wheels, and a package index that serves a directory of them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+import threading
+import urllib.parse
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
+
+JSON_TYPE = "application/vnd.pypi.simple.v1+json"
+
+
+def make_wheel(
+    directory: Path,
+    name: str,
+    version: str,
+    requires: Iterable[str] = (),
+    tags: str = "py3-none-any",
+    files: Mapping[str, bytes | str] | None = None,
+    *,
+    requires_python: str = "",
+    scripts: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a wheel; without `files` it holds one module that knows its version. The same arguments, the same bytes.
+
+    Args:
+        requires: requirements as in METADATA's Requires-Dist.
+        tags: python, ABI and platform tags; a dotted part is expanded in WHEEL.
+        files: content by path in the wheel.
+        requires_python: a version specifier, or nothing.
+        scripts: console commands, as ``{"name": "module:function"}``.
+    """
+    module = re.sub(r"[-_.]+", "_", name).lower()
+    content = {path: _bytes(data) for path, data in (files or {f"{module}.py": f'VERSION = "{version}"\n'}).items()}
+    info = f"{module}-{version}.dist-info"
+    metadata = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nSummary: made for a test\n"]
+    metadata += [f"Requires-Python: {requires_python}\n"] if requires_python else []
+    metadata += [f"Requires-Dist: {each}\n" for each in requires]
+    content[f"{info}/METADATA"] = "".join(metadata).encode()
+    content[f"{info}/WHEEL"] = _wheel_file(tags)
+    if scripts:
+        lines = [f"{command} = {target}\n" for command, target in sorted(scripts.items())]
+        content[f"{info}/entry_points.txt"] = ("[console_scripts]\n" + "".join(lines)).encode()
+    rows = [f"{path},sha256={_urlsafe(data)},{len(data)}\n" for path, data in content.items()]
+    content[f"{info}/RECORD"] = ("".join(rows) + f"{info}/RECORD,,\n").encode()
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{module}-{version}-{tags}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for member, data in content.items():
+            entry = zipfile.ZipInfo(member, (2020, 1, 1, 0, 0, 0))
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return path
+
+
+@dataclass
+class WheelIndex:
+    """A running index (PEP 503 pages, PEP 691 JSON) over a directory that may change while it runs.
+
+    Attributes:
+        directory: put wheels here.
+        url: for ``--index-url``.
+        requests: paths asked for so far.
+    """
+
+    directory: Path
+    url: str = ""
+    requests: list[str] = field(default_factory=list)
+
+    def projects(self) -> dict[str, list[Path]]:
+        """Files by normalized project name."""
+        found: dict[str, list[Path]] = {}
+        for path in sorted(self.directory.glob("*.whl")):
+            found.setdefault(path.name.split("-")[0].replace("_", "-").lower(), []).append(path)
+        return found
+
+
+@contextmanager
+def index(directory: Path) -> Iterator[WheelIndex]:
+    """Serve a directory of wheels on a free port of loopback."""
+    directory.mkdir(parents=True, exist_ok=True)
+    served = WheelIndex(directory)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": served}))
+    server.daemon_threads = True
+    served.url = f"http://127.0.0.1:{server.server_address[1]}/simple"
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    try:
+        yield served
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    index: ClassVar[WheelIndex]
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Silence: the tests read `WheelIndex.requests`."""
+
+    def do_GET(self) -> None:
+        words = [urllib.parse.unquote(word) for word in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
+        self.index.requests.append("/".join(words))
+        projects = self.index.projects()
+        match words:
+            case ["simple"]:
+                self._answer("text/html", "".join(f'<a href="{name}/">{name}</a>\n' for name in projects).encode())
+            case ["simple", project] if project in projects:
+                self._project(project, projects[project])
+            case ["files", name] if (self.index.directory / name).is_file():
+                self._answer("application/octet-stream", (self.index.directory / name).read_bytes())
+            case _:
+                self._answer("text/plain", b"no such project or file\n", 404)
+
+    def _project(self, project: str, paths: list[Path]) -> None:
+        facts = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), _requires_python(path)) for path in paths]
+        if JSON_TYPE in (self.headers.get("Accept") or ""):
+            files = [
+                {"filename": name, "url": f"/files/{name}", "hashes": {"sha256": sha256}}
+                | ({"requires-python": python} if python else {})
+                for name, sha256, python in facts
+            ]
+            page = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
+            self._answer(JSON_TYPE, json.dumps(page).encode())
+            return
+        lines = [
+            f'<a href="/files/{name}#sha256={sha256}" data-requires-python="{html.escape(python)}">{name}</a>\n'
+            for name, sha256, python in facts
+        ]
+        self._answer("text/html", "".join(lines).encode())
+
+    def _answer(self, kind: str, body: bytes, status: int = 200) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _requires_python(path: Path) -> str:
+    with zipfile.ZipFile(path) as archive:
+        (member,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        lines = archive.read(member).decode().splitlines()
+    return next((line.partition(": ")[2] for line in lines if line.startswith("Requires-Python: ")), "")
+
+
+def _wheel_file(tags: str) -> bytes:
+    python, abi, platform = tags.split("-")
+    pure = "true" if platform == "any" else "false"
+    lines = [f"Wheel-Version: 1.0\nGenerator: airbundle-tests\nRoot-Is-Purelib: {pure}\n"]
+    for each_python in python.split("."):
+        lines += [f"Tag: {each_python}-{abi}-{each_platform}\n" for each_platform in platform.split(".")]
+    return "".join(lines).encode()
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _bytes(data: bytes | str) -> bytes:
+    return data.encode() if isinstance(data, str) else data
