@@ -1,0 +1,334 @@
+"""From a directory on the media to a manifest that may be believed.
+
+Rules, in this order; each step uses only what the steps before it have proven:
+
+1. What lies in the directory is listed. Nothing is followed (links), opened for writing, or executed.
+2. SHA256SUMS is parsed strictly.
+3. bundle.json is hashed and held against SHA256SUMS; bytes that differ are never parsed.
+4. Its signature is checked over those bytes, before they are parsed. Signers named by the site must match; without
+   them a signature must still be valid, and an unsigned bundle passes with a warning.
+5. bundle.json is decoded.
+6. The other outer files are hashed against bundle.json.
+7. Every part is there with its size, nothing unlisted is there, and SHA256SUMS says the same as bundle.json.
+
+Every problem is gathered before anything is reported. The bytes of the parts are checked by `verify.parts` and
+`verify.stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Optional
+
+from airbundle_onsite import signature
+from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.record import decode_json, record
+from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, TrustError
+from airbundle_onsite.verify import checksums, media
+
+MANIFEST_LIMIT = 32 * 1024 * 1024
+SIGNATURE_LIMIT = 64 * 1024
+_MAX_LINES = 50
+_CHECK_SIGNATURE = "verify.signature"
+
+
+@record
+class TrustedManifest:
+    """A manifest whose bytes were proven; made only by this module.
+
+    Attributes:
+        manifest: what bundle.json says.
+        sha256: of bundle.json.
+        directory: where the bundle lies.
+        signer: principal and fingerprint of an allowed signer; the fingerprint alone when the site named no
+            signers; empty for an unsigned bundle.
+    """
+
+    manifest: BundleManifest
+    sha256: str
+    directory: Path
+    signer: str
+
+
+@record
+class Problem:
+    """Something wrong with one file. `found` is a clause such as ``found 3 bytes, needed 4``."""
+
+    file: str
+    found: str
+    remedy: str = media.RECOPY
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.found}"
+
+
+def trust(directory: Path, allowed_signers: Optional[bytes] = None) -> TrustedManifest:
+    """Prove the manifest and the outer shape of the bundle in `directory`; changes nothing there.
+
+    Args:
+        directory: the bundle.
+        allowed_signers: content of an allowed-signers file; None when this site has pinned nobody yet.
+
+    Raises:
+        TrustError: the signature is missing although signers are named, or wrong.
+        IntegrityError: anything else is wrong; `details` has every problem of every file.
+    """
+    examination = _Examination(directory, allowed_signers)
+    trusted, checks = examination.result()
+    failed = [check for check in checks if check.status == "fail"]
+    if trusted is not None and not failed:
+        return trusted
+    raise _error(directory, failed)
+
+
+def structure_checks(
+    directory: Path, allowed_signers: Optional[bytes] = None
+) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
+    """The same as results, for a report that goes on after a failure.
+
+    The manifest is returned whenever it is itself proven, even when parts are missing: so that every other part can
+    still be checked. To install, use `trust`.
+    """
+    return _Examination(directory, allowed_signers).result()
+
+
+class _Examination:
+    """Goes through the rules once, and keeps what each step found."""
+
+    def __init__(self, directory: Path, allowed_signers: Optional[bytes]) -> None:
+        self._directory, self._allowed = directory, allowed_signers
+        self._checks: list[CheckResult] = []
+        self._names: dict[str, str] = {}  # name -> kind, empty for a regular file
+        self._signer = ""
+
+    def result(self) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
+        if not self._list_directory():
+            return None, self._checks
+        sums = self._read_checksums()
+        data = self._read_manifest(sums)
+        manifest = None
+        if data is not None and self._check_signature(data):
+            manifest = self._decode(data)
+        if manifest is None:
+            self._check_listing(dict.fromkeys(sums))
+            return None, self._checks
+        trusted = TrustedManifest(manifest, hashlib.sha256(data or b"").hexdigest(), self._directory, self._signer)
+        self._check_outer(manifest)
+        sizes: dict[str, Optional[int]] = dict.fromkeys(outer.name for outer in manifest.outer)
+        sizes.update((part.name, part.size) for part in manifest.payload.parts)
+        self._check_listing({**sizes, layout.MANIFEST: None})
+        self._check_agreement(sums, trusted)
+        return trusted, self._checks
+
+    # --- the steps ----------------------------------------------------------------------------------------
+    def _list_directory(self) -> bool:
+        try:
+            with os.scandir(self._directory) as entries:
+                self._names = {
+                    entry.name: media.kind_of(entry.stat(follow_symlinks=False).st_mode) for entry in entries
+                }
+        except OSError as error:
+            found = f"it cannot be read as a directory: {error.strerror}"
+            remedy = "name the directory that holds install.sh and bundle.json"
+            self._add("verify.directory", "the bundle's directory", [Problem(str(self._directory), found, remedy)])
+            return False
+        return True
+
+    def _read_checksums(self) -> dict[str, str]:
+        sums: dict[str, str] = {}
+        try:
+            sums, reasons = checksums.parse(media.read_small(self._directory / layout.CHECKSUMS, checksums.LIMIT))
+        except media.Unreadable as error:
+            reasons = [str(error)]
+        problems = [Problem(layout.CHECKSUMS, reason) for reason in reasons]
+        self._add("verify.checksums", f"{layout.CHECKSUMS} lists {len(sums)} files", problems)
+        return sums
+
+    def _read_manifest(self, sums: Mapping[str, str]) -> Optional[bytes]:
+        """bundle.json's bytes when they are those SHA256SUMS names."""
+        problems = []
+        data: Optional[bytes] = None
+        try:
+            data = media.read_small(self._directory / layout.MANIFEST, MANIFEST_LIMIT)
+        except media.Unreadable as error:
+            problems.append(Problem(layout.MANIFEST, str(error)))
+        needed = sums.get(layout.MANIFEST)
+        if data is not None and needed is not None:
+            found = hashlib.sha256(data).hexdigest()
+            if found != needed:
+                problems.append(Problem(layout.MANIFEST, _differs(found, needed, f" by {layout.CHECKSUMS}")))
+        if problems:
+            self._add("verify.manifest", layout.MANIFEST, problems)
+            return None
+        if needed is None:
+            summary = f"{layout.MANIFEST} was not read: {layout.CHECKSUMS} does not vouch for it"
+            self._checks.append(CheckResult("verify.manifest", "skip", summary))
+            return None
+        return data
+
+    def _check_signature(self, data: bytes) -> bool:
+        """Whether bundle.json may be parsed."""
+        path = self._directory / layout.SIGNATURE
+        if layout.SIGNATURE not in self._names:
+            return self._unsigned()
+        try:
+            signed = media.read_small(path, SIGNATURE_LIMIT)
+            if self._allowed is None:
+                self._signer = signature.verify_unpinned(data, signed)
+                remedy = "compare this fingerprint with the sender's, over another channel"
+                summary = f"{layout.MANIFEST} is signed by {self._signer}, a key this site has not pinned"
+                self._checks.append(CheckResult(_CHECK_SIGNATURE, "warn", summary, remedy=remedy))
+            else:
+                self._signer = signature.verify_signature(data, signed, self._allowed)
+                summary = f"{layout.MANIFEST} is signed by {self._signer}"
+                self._checks.append(CheckResult(_CHECK_SIGNATURE, "pass", summary))
+        except media.Unreadable as error:
+            self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, str(error))])
+            return False
+        except TrustError as error:
+            self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, error.summary, error.remedy)])
+            return False
+        return True
+
+    def _unsigned(self) -> bool:
+        if self._allowed is not None:
+            found = "it is missing, needed a signature by one of this site's allowed signers"
+            remedy = "ask the sender for the signed bundle, with its bundle.json.sig"
+            self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, found, remedy)])
+            return False
+        self._checks.append(
+            CheckResult(
+                _CHECK_SIGNATURE,
+                "warn",
+                f"{layout.MANIFEST} is not signed: damage is found, but not deliberate change",
+                remedy="ask the sender for a signed bundle if the way here cannot be trusted",
+            )
+        )
+        return True
+
+    def _decode(self, data: bytes) -> Optional[BundleManifest]:
+        problems = []
+        manifest: Optional[BundleManifest] = None
+        try:
+            manifest = decode_json(BundleManifest, data, layout.MANIFEST)
+        except ContractError as error:
+            remedy = "the bundle needs another version of this tool, or was built wrongly: use the install.sh beside it"
+            problems = [Problem(layout.MANIFEST, reason, remedy) for reason in error.problems]
+        else:
+            for part in manifest.payload.parts:
+                if len(part.pieces) == 1 and part.pieces[0] != part.sha256:
+                    problems.append(
+                        Problem(layout.MANIFEST, f"{part.name} has one piece, yet two different SHA-256 are listed")
+                    )
+        title = f"{manifest.name} {manifest.version}" if manifest else layout.MANIFEST
+        self._add("verify.manifest", f"{layout.MANIFEST} describes {title}", problems)
+        return None if problems else manifest
+
+    def _check_outer(self, manifest: BundleManifest) -> None:
+        problems = []
+        for outer in manifest.outer:
+            if outer.name not in self._names:
+                continue  # reported as missing by the listing
+            try:
+                size, found = media.hash_file(self._directory / outer.name)
+            except media.Unreadable as error:
+                problems.append(Problem(outer.name, str(error)))
+                continue
+            if size != outer.size:
+                problems.append(Problem(outer.name, f"found {size} bytes, needed {outer.size}"))
+            elif found != outer.sha256:
+                problems.append(Problem(outer.name, _differs(found, outer.sha256)))
+        self._add("verify.outer", f"the {len(manifest.outer)} files beside {layout.MANIFEST} are whole", problems)
+
+    def _check_listing(self, needed: Mapping[str, Optional[int]]) -> None:
+        """Nothing missing, nothing unlisted, parts of the right size. `needed`: names with sizes, where known."""
+        always = {layout.CHECKSUMS, layout.MANIFEST, layout.SIGNATURE}
+        problems: list[Problem] = []
+        for name, size in needed.items():
+            if name in self._names:
+                problems.extend(self._wrong_entry(name, size) if name not in always else ())
+            elif name not in always:
+                problems.append(Problem(name, "it is missing" + (f", needed {size} bytes" if size else "")))
+        debris = []
+        for name, kind in sorted(self._names.items()):
+            if name in needed or name in always:
+                continue
+            if layout.is_debris(name):
+                debris.append(name)
+            else:
+                found = f"found {kind or 'a file'} that the bundle does not list"
+                problems.append(Problem(_shown(name), found, "move what is not listed out of the bundle's directory"))
+        ignored = f"; left by an operating system and ignored: {', '.join(debris)}" if debris else ""
+        self._add("verify.listing", f"all {len(needed)} listed files are there, and no others{ignored}", problems)
+
+    def _wrong_entry(self, name: str, size: Optional[int]) -> list[Problem]:
+        if self._names[name]:
+            return [Problem(name, f"found {self._names[name]}, needed a file")] if size is not None else []
+        if size is None:
+            return []
+        try:
+            found = (self._directory / name).lstat().st_size
+        except OSError as error:
+            return [Problem(name, f"it cannot be examined: {error.strerror}")]
+        if found == size:
+            return []
+        return [Problem(name, f"found {found} bytes, needed {size}")]
+
+    def _check_agreement(self, sums: Mapping[str, str], trusted: TrustedManifest) -> None:
+        manifest = trusted.manifest
+        needed = {layout.MANIFEST: trusted.sha256}
+        needed.update((outer.name, outer.sha256) for outer in manifest.outer)
+        needed.update((part.name, part.sha256) for part in manifest.payload.parts)
+        problems = []
+        for name in sorted(needed.keys() | sums.keys()):
+            if name not in sums:
+                problems.append(Problem(layout.CHECKSUMS, f"{name} is not listed, but {layout.MANIFEST} lists it"))
+            elif name not in needed:
+                problems.append(Problem(layout.CHECKSUMS, f"{name} is listed, but {layout.MANIFEST} does not list it"))
+            elif sums[name] != needed[name]:
+                found = _differs(sums[name], needed[name], f" by {layout.MANIFEST}")
+                problems.append(Problem(layout.CHECKSUMS, f"{name}: {found}"))
+        self._add("verify.agreement", f"{layout.CHECKSUMS} and {layout.MANIFEST} say the same", problems)
+
+    # --- results ------------------------------------------------------------------------------------------
+    def _add(self, check_id: str, passed: str, problems: list[Problem]) -> None:
+        if not problems:
+            self._checks.append(CheckResult(check_id, "pass", passed))
+            return
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        remedies = dict.fromkeys(problem.remedy for problem in problems if problem.remedy)
+        self._checks.append(
+            CheckResult(
+                check_id,
+                "fail",
+                f"{problems[0]}{more}",
+                remedy="; ".join(remedies),
+                evidence=tuple(str(problem) for problem in problems) if len(problems) > 1 else (),
+            )
+        )
+
+
+def _error(directory: Path, failed: list[CheckResult]) -> AirbundleError:
+    """One error for everything that failed: about trust when the signature is at fault, else about integrity."""
+    details = [line for check in failed for line in (check.evidence or (check.summary,))]
+    shown = details[:_MAX_LINES]
+    if len(details) > len(shown):
+        shown.append(f"and {len(details) - len(shown)} more")
+    remedy = "; ".join(dict.fromkeys(check.remedy for check in failed if check.remedy))
+    count = f"{len(details)} problem{'s' if len(details) != 1 else ''}"
+    if any(check.id == _CHECK_SIGNATURE for check in failed):
+        return TrustError(f"{directory} cannot be trusted: {count} found", details=shown, remedy=remedy)
+    return IntegrityError(f"{directory} is not a whole bundle: {count} found", details=shown, remedy=remedy)
+
+
+def _differs(found: str, needed: str, by: str = "") -> str:
+    return f"found SHA-256 {found[:16]}…, needed {needed[:16]}…{by}"
+
+
+def _shown(name: str) -> str:
+    return name if layout.is_outer_name(name) else repr(name)
