@@ -1,0 +1,38 @@
+"""`airbundle inspect`: what a bundle holds, as text."""
+
+from __future__ import annotations
+
+import datetime
+
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.render import human_bytes
+
+
+def manifest_text(manifest: BundleManifest, signer: str) -> str:
+    """A page about a bundle whose small files have been checked."""
+    made = datetime.datetime.fromtimestamp(manifest.created, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    payload, needs = manifest.payload, manifest.needs
+    lines = [
+        f"{manifest.name} {manifest.version}",
+        f"  made      {made} by {manifest.tool}, {signer or 'not signed'}",
+        f"  for       {needs.profile.id} ({needs.profile.title}), runtime {needs.runtime}",
+        f"  payload   {human_bytes(payload.size)} in {len(payload.parts)} part(s), {len(manifest.files)} files",
+        f"  on site   {human_bytes(needs.disk)} under the root"
+        + (f", {human_bytes(needs.image_disk)} in the container engine" if needs.image_disk else ""),
+        f"  serves    http://{manifest.serving.host}:{manifest.serving.port}",
+    ]
+    for model in manifest.models:
+        lines.append(
+            f"  model     {model.served_name}: {model.format}, {human_bytes(model.size)}, from {model.source}"
+            f" {model.revision}".rstrip()
+        )
+    for image in manifest.images:
+        lines.append(f"  image     {image.name}: {image.platform}, {human_bytes(image.size)}, {image.digest}")
+    for wheel in manifest.wheels:
+        asked = f", asked for by {', '.join(wheel.requested_by)}" if wheel.requested_by else ""
+        lines.append(f"  wheel     {wheel.name} {wheel.version}{asked}")
+    for launch in manifest.launch:
+        lines.append(f"  launch    {launch.id}: {launch.engine} {launch.engine_version}: {' '.join(launch.argv)}")
+    for test in manifest.smoke:
+        lines.append(f"  smoke     {test.id}: expects {', '.join(test.expect) or 'any sensible text'}")
+    return "\n".join(lines)
