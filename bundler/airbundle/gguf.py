@@ -1,0 +1,154 @@
+"""Reads the header of a GGUF file: enough to prove that the file is whole."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import IO
+
+from airbundle_onsite.contract.record import record
+
+MAGIC = b"GGUF"
+_VERSIONS = (2, 3)
+_MOST_ENTRIES = 1_000_000
+_MOST_STRING = 64 * 1024 * 1024
+_STRING, _ARRAY = 8, 9
+_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # value type: bytes
+_ALIGNMENT = "general.alignment"
+
+# Tensor type: (elements in a block, bytes of a block). Types that are not here are not measured.
+_BLOCKS = {
+    0: (1, 4),
+    1: (1, 2),
+    2: (32, 18),
+    3: (32, 20),
+    6: (32, 22),
+    7: (32, 24),
+    8: (32, 34),
+    9: (32, 36),
+    10: (256, 84),
+    11: (256, 110),
+    12: (256, 144),
+    13: (256, 176),
+    14: (256, 210),
+    16: (256, 66),
+    17: (256, 74),
+    18: (256, 98),
+    19: (256, 50),
+    20: (32, 18),
+    21: (256, 110),
+    22: (256, 82),
+    23: (256, 136),
+    24: (1, 1),
+    25: (1, 2),
+    26: (1, 4),
+    27: (1, 8),
+    28: (1, 8),
+    29: (256, 56),
+    30: (1, 2),
+    34: (256, 54),
+    35: (256, 66),
+    39: (32, 17),
+}
+
+
+@record
+class GgufHeader:
+    """What the header says.
+
+    Attributes:
+        version: of the format.
+        tensors: how many.
+        needed: bytes the file must at least have for its tensors.
+    """
+
+    version: int
+    tensors: int
+    needed: int
+
+
+class GgufError(ValueError):
+    """The file does not begin as a GGUF file does."""
+
+
+def read_header(path: Path) -> GgufHeader:
+    """Read it.
+
+    Raises:
+        GgufError: with what is wrong.
+        OSError: from the file.
+    """
+    with path.open("rb") as handle:
+        return _Reader(handle).header()
+
+
+class _Reader:
+    def __init__(self, handle: IO[bytes]) -> None:
+        self._handle = handle
+
+    def header(self) -> GgufHeader:
+        magic = self._handle.read(4)
+        if magic != MAGIC:
+            raise GgufError(f"begins with {magic!r}, not with {MAGIC!r}")
+        version = self._number("<I")
+        if version not in _VERSIONS:
+            swapped = " (written for a big-endian machine)" if version >> 24 in _VERSIONS else ""
+            raise GgufError(f"GGUF version {version}{swapped}, known are 2 and 3")
+        tensors, values = self._number("<Q"), self._number("<Q")
+        if max(tensors, values) > _MOST_ENTRIES:
+            raise GgufError(f"claims {tensors} tensors and {values} metadata entries")
+        alignment = 32
+        for _ in range(values):
+            key, kind = self._string(), self._number("<I")
+            if key == _ALIGNMENT and kind == 4:
+                alignment = self._number("<I") or 32
+            else:
+                self._skip(kind)
+        ends = [self._tensor() for _ in range(tensors)]
+        start = -(-self._handle.tell() // alignment) * alignment if tensors else self._handle.tell()
+        return GgufHeader(version, tensors, start + max(ends, default=0))
+
+    def _tensor(self) -> int:
+        """Where its data ends, counted from where the data begin."""
+        self._string()
+        dimensions = self._number("<I")
+        if dimensions > 8:
+            raise GgufError(f"claims a tensor of {dimensions} dimensions")
+        elements = 1
+        for _ in range(dimensions):
+            elements *= self._number("<Q")
+        kind, offset = self._number("<I"), self._number("<Q")
+        block, size = _BLOCKS.get(kind, (1, 0))
+        return offset + -(-elements // block) * size
+
+    def _skip(self, kind: int) -> None:
+        if kind == _STRING:
+            self._string()
+        elif kind in _SCALARS:
+            self._take(_SCALARS[kind])
+        elif kind == _ARRAY:
+            inner, count = self._number("<I"), self._number("<Q")
+            if inner in _SCALARS:
+                self._take(_SCALARS[inner] * count)
+            elif inner == _STRING:
+                for _ in range(count):
+                    self._string()
+            else:
+                raise GgufError(f"holds an array of the unknown type {inner}")
+        else:
+            raise GgufError(f"holds a value of the unknown type {kind}")
+
+    def _string(self) -> str:
+        return self._take(self._number("<Q")).decode("utf-8", "replace")
+
+    def _number(self, code: str) -> int:
+        value: int = struct.unpack(code, self._take(struct.calcsize(code)))[0]
+        return value
+
+    def _take(self, count: int) -> bytes:
+        if count > _MOST_STRING:
+            raise GgufError(f"claims a value of {count} bytes")
+        data = self._handle.read(count)
+        if len(data) < count:
+            raise GgufError("ends inside its own header")
+        return data
