@@ -84,6 +84,7 @@ class DockerFacts:
         image_store: directory where image layers really land (containerd's root, if that is the store).
         runtimes: names known to the engine.
         cdi: device names of CDI specifications on the host.
+        gpu_toolkit: path of NVIDIA's container toolkit on the host, whether or not the engine uses it.
     """
 
     state: Literal["ok", "absent", "denied", "failed"]
@@ -96,6 +97,7 @@ class DockerFacts:
     socket: str = ""
     runtimes: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
+    gpu_toolkit: str = ""
     snap: bool = False
     rootless: bool = False
     error: str = ""
