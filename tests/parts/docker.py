@@ -76,6 +76,7 @@ def running() -> Iterator[DockerEngine]:
     finally:
         daemon.stop(30)
         _ip("link", "delete", name)
+        _forget_rules(name)
         unmount_below(directory)
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -87,7 +88,11 @@ def _empty_configuration(directory: Path) -> Path:
 
 
 def _make_bridge(name: str, address: str) -> None:
-    for words in (("link", "add", name, "type", "bridge"), ("addr", "add", address, "dev", name), ("link", "set", name, "up")):
+    for words in (
+        ("link", "add", name, "type", "bridge"),
+        ("addr", "add", address, "dev", name),
+        ("link", "set", name, "up"),
+    ):
         done = _ip(*words)
         if done.returncode != 0:
             raise RuntimeError(f"ip {' '.join(words)}: {done.stderr}")
@@ -95,6 +100,17 @@ def _make_bridge(name: str, address: str) -> None:
 
 def _ip(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([need.program("ip"), *words], capture_output=True, text=True, timeout=20)
+
+
+def _forget_rules(bridge: str) -> None:
+    """Takes out the packet filter rules that docker leaves behind for a bridge that is gone."""
+    iptables = need.program("iptables")
+    for table in ("filter", "nat"):
+        listed = subprocess.run([iptables, "-t", table, "-S"], capture_output=True, text=True, timeout=20)
+        for rule in listed.stdout.splitlines():
+            if rule.startswith("-A ") and f" {bridge} " in f"{rule} ":
+                words = ["-D", *rule.split()[1:]]
+                subprocess.run([iptables, "-t", table, *words], capture_output=True, timeout=20)
 
 
 def _answers(engine: DockerEngine) -> bool:

@@ -47,7 +47,7 @@ def main():
     Handler.options = options
     Handler.ready_at = time.monotonic() + options.load_seconds
     server = Server((options.host, options.port), Handler)
-    say("listening on http://%s:%d" % (options.host, server.server_address[1]))
+    say(f"listening on http://{options.host}:{server.server_address[1]}")
     server.serve_forever()
     return 0
 
@@ -80,7 +80,7 @@ def phone_home(host):
         socket.create_connection((host, 443), timeout=5).close()
         say("telemetry sent to " + host)
     except OSError as error:
-        say("telemetry to %s failed: %s" % (host, error))
+        say(f"telemetry to {host} failed: {error}")
 
 
 class Server(ThreadingMixIn, HTTPServer):

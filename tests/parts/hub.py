@@ -108,7 +108,11 @@ class ModelHub:
 
         The files are read when they are served: leave them as they are while the hub runs.
         """
-        files = {path.relative_to(directory).as_posix(): _hub_file(path) for path in sorted(directory.rglob("*")) if path.is_file()}
+        files = {
+            path.relative_to(directory).as_posix(): _hub_file(path)
+            for path in sorted(directory.rglob("*"))
+            if path.is_file()
+        }
         tree = "".join(f"{path} {file.blob_id}\n" for path, file in files.items())
         commit = hashlib.sha1(f"{name}\n{tree}".encode()).hexdigest()
         repository = self._repositories.setdefault(name, _Repository())
@@ -250,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"branches": branches, "converts": [], "tags": []})
 
     def _tree(self, name: str, revision: str, under: str, query: Mapping[str, list[str]]) -> None:
-        _, commit, files = self._open(name, revision)
+        _, _, files = self._open(name, revision)
         entries = _tree_entries(files, under, recursive=query.get("recursive", [""])[0].lower() == "true")
         if under and not entries:
             raise _Refusal(404, "EntryNotFound", f'Entry "{under}" does not exist on "{revision}"')

@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, what: str, *, process: Daemon | None = None) -> None:
-    """Poll until `ready`; raises RuntimeError naming `what`, with the end of the daemon's log, when it takes too long."""
+    """Poll until `ready`; raises RuntimeError with `what` and the end of the daemon's log when it takes too long."""
     deadline = time.monotonic() + seconds
     while not ready():
         ended = process is not None and process.poll() is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import urllib.error
 import urllib.request
@@ -74,7 +75,7 @@ def skopeo(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str
 
 @contextmanager
 def running(directory: Path) -> Iterator[Registry]:
-    """A registry with its storage in this directory, ended on leaving."""
+    """A registry with its storage in this directory; ended, and its storage removed, on leaving."""
     need.need("registry")
     storage, port = directory / "storage", free_port()
     storage.mkdir(parents=True)
@@ -87,6 +88,7 @@ def running(directory: Path) -> Iterator[Registry]:
         yield Registry(f"127.0.0.1:{port}", storage)
     finally:
         daemon.stop()
+        shutil.rmtree(storage, ignore_errors=True)
 
 
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
