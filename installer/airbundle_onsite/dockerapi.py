@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 from urllib.parse import quote, urlencode
 
-from airbundle_onsite.errors import AirbundleError
+from airbundle_onsite.errors import AirbundleError, ExitCode
 
 MIN_API = (1, 40)
 """Docker 19.03: the first with device requests."""
@@ -38,6 +38,8 @@ class DockerError(AirbundleError):
         self.operation = operation
         self.status = status
         self.message = message
+        if not status:
+            self.exit_code = ExitCode.PREFLIGHT
 
 
 def socket_path(docker_host: str = "", environ: Optional[Mapping[str, str]] = None) -> Path:
@@ -61,8 +63,9 @@ def socket_path(docker_host: str = "", environ: Optional[Mapping[str, str]] = No
         return Path(address[len("unix://") :])
     uid = os.getuid()
     usual = Path("/var/run/docker.sock")
-    known = (usual, Path(f"/run/user/{uid}/docker.sock"), Path("/run/podman/podman.sock"))
-    known += (Path(f"/run/user/{uid}/podman/podman.sock"),)
+    of_user = Path(f"/run/user/{uid}")
+    known = (usual, of_user / "docker.sock", Path("/run/podman/podman.sock"), of_user / "podman/podman.sock")
+
     return next((path for path in known if path.exists()), usual)
 
 
@@ -331,7 +334,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def demultiplex(data: bytes) -> bytes:
     """The text of a container's log: frames joined; data of a container with a terminal has no frames."""
-    joined, position = [], 0
+    joined: list[bytes] = []
+    position = 0
     while position < len(data):
         header = data[position : position + _FRAME_HEADER]
         if len(header) < _FRAME_HEADER or header[0] > 2 or header[1:4] != b"\0\0\0":

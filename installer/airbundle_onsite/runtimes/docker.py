@@ -1,0 +1,319 @@
+"""The docker runtime; podman through its docker-compatible API is driven by the same code."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
+from typing import Any, Literal, Optional
+from urllib.parse import quote
+
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.fingerprint import Fingerprint
+from airbundle_onsite.contract.launch import LaunchPlan, RuntimeKind
+from airbundle_onsite.contract.manifest import BundleManifest, ImageEntry
+from airbundle_onsite.dockerapi import DockerClient, DockerError, socket_path
+from airbundle_onsite.runtimes import docker_config as config
+from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
+from airbundle_onsite.runtimes.docker_archive import docker_archive
+from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network
+from airbundle_onsite.runtimes.docker_preflight import docker_checks
+from airbundle_onsite.runtimes.failures import EngineError
+from airbundle_onsite.runtimes.pip import install_argv, pip_wheel
+from airbundle_onsite.runtimes.values import is_loopback, physical_cores
+
+Slot = Literal["service", "candidate"]
+
+_STOP_SECONDS = 30
+_INSTALL_SECONDS = 3600
+_ROOT_USERS = ("", "0", "root")
+
+
+def create(environment: Environment) -> DockerRuntime:
+    """Called by `airbundle_onsite.runtimes.create`."""
+    return DockerRuntime(environment)
+
+
+class DockerRuntime:
+    """Runs releases in containers. Everything it makes is found again by name and labels."""
+
+    kind: RuntimeKind = "docker"
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._opened: Optional[DockerClient] = None
+
+    # --- before a start -----------------------------------------------------------------------------------
+
+    def preflight(self, manifest: BundleManifest, plan: LaunchPlan, fingerprint: Fingerprint) -> list[CheckResult]:
+        """Whether this host can run the plan; changes nothing."""
+        return docker_checks(manifest, plan, fingerprint, self._environment.root, self._environment.runner)
+
+    def load_images(self, manifest: BundleManifest, blobs: Iterator[Blob]) -> None:
+        """Stream the images into the engine; afterwards each is there by id and by name.
+
+        Raises:
+            DockerError: the engine refused them, or does not have one afterwards.
+            IntegrityError: blobs are missing.
+        """
+        if not manifest.images:
+            for blob in blobs:
+                for _ in blob.chunks:
+                    pass
+            return
+        self._client.load(docker_archive(manifest.images, blobs), self._say_load)
+        for image in manifest.images:
+            found = self._find_image(image)
+            if found is None:
+                raise DockerError(
+                    f"find image {image.name} after loading it",
+                    0,
+                    f"the engine has none with id {image.config_digest}",
+                    remedy="see the engine's log (journalctl -u docker); run the same command again to load it again",
+                )
+            self._tag(image, found)
+
+    def has_images(self, manifest: BundleManifest) -> list[str]:
+        """Names of the manifest's images that the engine lacks."""
+        return [image.name for image in manifest.images if self._find_image(image) is None]
+
+    def prepare(self, release: ReleaseFiles) -> None:
+        """Make the state directory and, for a plan with wheels, install them in a container without network.
+
+        Raises:
+            EngineError: pip failed; the whole output is in prepare.log of the release.
+        """
+        state = release.directory / "state"
+        state.mkdir(exist_ok=True)
+        image = self._plan_image(release)
+        # An image that does not run as root cannot write into a directory of this user's.
+        state.chmod(0o755 if image.user.split(":")[0] in _ROOT_USERS else 0o777)
+        site = release.directory / "site"
+        if not release.plan.wheels or site.is_dir():
+            return
+        partial = release.directory / "site.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        self._install_wheels(release, image, str(partial))
+        partial.rename(site)
+
+    def _install_wheels(self, release: ReleaseFiles, image: ImageEntry, target: str) -> None:
+        wheels = PurePosixPath(config.WHEELS_DIR)
+        pip = wheels / PurePosixPath(pip_wheel(release.manifest)).name
+        argv = install_argv("python3", pip, wheels, PurePosixPath(config.SITE_DIR))
+        engine = self._traits()
+        user = "0:0" if engine.rootless else f"{os.geteuid()}:{os.getegid()}"
+        name = config.container_name(release.manifest.name, release.manifest.version, "prepare")
+        body = config.prepare_body(
+            release, image=self._image_id(image), argv=argv, user=user, target=target, root=self._root, engine=engine
+        )
+        self._environment.talk.say(f"installing {len(release.manifest.wheels)} wheels in a container without network")
+        self._replace(name, body)
+        try:
+            self._client.post(f"/containers/{name}/start", operation=f"start container {name}")
+            ended = self._client.post(
+                f"/containers/{name}/wait", operation=f"wait for container {name}", timeout=_INSTALL_SECONDS
+            )
+            output = self._client.logs(name, 100_000)
+        finally:
+            self._delete(name)
+        log = release.directory / "prepare.log"
+        log.write_text(output, encoding="utf-8")
+        if ended.get("StatusCode") != 0:
+            raise EngineError(
+                f"installing the wheels in image {image.name} failed (exit code {ended.get('StatusCode')})",
+                remedy=f"the whole output is in {log}",
+                details=output.splitlines()[-20:],
+            )
+
+    # --- running ------------------------------------------------------------------------------------------
+
+    def start(self, release: ReleaseFiles, *, slot: Slot, host: str, port: int) -> Instance:
+        """Start the container; nothing is ever pulled.
+
+        Raises:
+            EngineError: the image is not there, or the port is taken.
+            DockerError: the engine refused, or the container would not be sealed off.
+        """
+        manifest = release.manifest
+        name = config.container_name(manifest.name, manifest.version, slot)
+        sealed = is_loopback(host)
+        body = config.service_body(
+            release,
+            image=self._image_id(self._plan_image(release)),
+            slot=slot,
+            host="127.0.0.1" if host == "localhost" else host,
+            port=port,
+            network=ensure_network(self._client, sealed=sealed),
+            threads=physical_cores(),
+            root=self._root,
+            engine=self._traits(),
+        )
+        self._replace(name, body)
+        try:
+            self._client.post(f"/containers/{name}/start", operation=f"start container {name}")
+            container = self._inspect(name) or {}
+            if sealed and (container.get("State") or {}).get("Running"):
+                check_sealed(self._client, f"start container {name}", container)
+        except DockerError as error:
+            self._delete(name)
+            raise _named_start_error(error, name, port) from error
+        return self._instance(manifest.name, manifest.version, slot, container)
+
+    def find(self, name: str, version: str, slot: Slot) -> Optional[Instance]:
+        """The container of that slot, running or not."""
+        container = self._inspect(config.container_name(name, version, slot))
+        if container is None or config.owner(container) != self._root:
+            return None
+        return self._instance(name, version, slot, container)
+
+    def state(self, instance: Instance) -> InstanceState:
+        """What its container does. One that the engine is about to restart counts as exited."""
+        container = self._inspect(_container(instance))
+        if container is None:
+            return InstanceState("absent")
+        state = container.get("State") or {}
+        if state.get("Running") and not state.get("Restarting"):
+            return InstanceState("running")
+        return InstanceState("exited", state.get("ExitCode"))
+
+    def logs(self, instance: Instance, lines: int = 200) -> str:
+        """The end of the container's log; empty when it is gone."""
+        try:
+            return self._client.logs(_container(instance), lines)
+        except DockerError as error:
+            if error.status == 404:
+                return ""
+            raise
+
+    def stop(self, instance: Instance) -> None:
+        """Stop the container and keep it: it holds its image against `docker image prune`."""
+        name = _container(instance)
+        try:
+            self._client.post(
+                f"/containers/{quote(name)}/stop",
+                operation=f"stop container {name}",
+                query={"t": str(_STOP_SECONDS)},
+                timeout=_STOP_SECONDS + 60,
+            )
+        except DockerError as error:
+            if error.status != 404:
+                raise
+
+    def remove(self, instance: Instance) -> None:
+        """Stop and remove the container; its image stays."""
+        self.stop(instance)
+        self._delete(_container(instance))
+
+    # --- the engine ---------------------------------------------------------------------------------------
+
+    @property
+    def _client(self) -> DockerClient:
+        if self._opened is None:
+            self._opened = DockerClient(socket_path(self._environment.docker_host))
+        return self._opened
+
+    @property
+    def _root(self) -> str:
+        return str(self._environment.root)
+
+    def _traits(self) -> config.EngineTraits:
+        limits = (resource.getrlimit(resource.RLIMIT_NOFILE)[1], resource.getrlimit(resource.RLIMIT_NPROC)[1])
+        return config.traits(self._client.info(), podman=self._client.is_podman(), limits=limits)
+
+    def _inspect(self, name: str) -> Optional[Mapping[str, Any]]:
+        found: Optional[Mapping[str, Any]] = self._client.find_json(
+            f"/containers/{quote(name)}/json", operation=f"look at container {name}"
+        )
+        return found
+
+    def _replace(self, name: str, body: Mapping[str, Any]) -> None:
+        """Create a container, removing an older one of this name unless another installation owns it."""
+        older = self._inspect(name)
+        if older is not None:
+            owner = config.owner(older)
+            if owner != self._root:
+                raise EngineError(
+                    f"container {name} belongs to {f'the installation in {owner}' if owner else 'somebody else'}",
+                    remedy=f"uninstall it there, or use --root {owner}" if owner else f"docker rm -f {name}",
+                )
+            self._delete(name)
+        self._client.post("/containers/create", body, operation=f"create container {name}", query={"name": name})
+
+    def _delete(self, name: str) -> None:
+        self._client.delete(
+            f"/containers/{quote(name)}", operation=f"remove container {name}", query={"force": "1", "v": "1"}
+        )
+
+    def _instance(self, name: str, version: str, slot: Slot, container: Mapping[str, Any]) -> Instance:
+        host, port = config.published(container)
+        details = {"container": config.container_name(name, version, slot), "id": container.get("Id", "")}
+        return Instance(name, version, slot, host, port, details)
+
+    # --- images -------------------------------------------------------------------------------------------
+
+    def _plan_image(self, release: ReleaseFiles) -> ImageEntry:
+        for image in release.manifest.images:
+            if image.name == release.plan.image:
+                return image
+        raise EngineError(f"launch plan {release.plan.id} wants image {release.plan.image}, which the bundle lacks")
+
+    def _image_id(self, image: ImageEntry) -> str:
+        found = self._find_image(image)
+        if found is None:
+            raise EngineError(
+                f"image {image.name} (id {image.config_digest}) is not in the container engine any more",
+                remedy="install the bundle again from its medium; docker image prune -a removes unused images",
+            )
+        return str(found["Id"])
+
+    def _find_image(self, image: ImageEntry) -> Optional[Mapping[str, Any]]:
+        """By id; an engine with the containerd store has ids of its own, so then by name and layers."""
+        for reference in (image.config_digest, image.name):
+            found: Optional[Mapping[str, Any]] = self._client.find_json(
+                f"/images/{quote(reference, safe='/:')}/json", operation=f"look for image {image.name}"
+            )
+            if found is not None and self._is(image, found):
+                return found
+        return None
+
+    @staticmethod
+    def _is(image: ImageEntry, found: Mapping[str, Any]) -> bool:
+        layers = (found.get("RootFS") or {}).get("Layers") or []
+        same_layers = list(layers) == [layer.diff_id for layer in image.layers]
+        return found.get("Id") == image.config_digest or (bool(layers) and same_layers)
+
+    def _tag(self, image: ImageEntry, found: Mapping[str, Any]) -> None:
+        tags = found.get("RepoTags") or []
+        if any(tag == image.name or tag.endswith(f"/{image.name}") for tag in tags):
+            return
+        repository, _, tag = image.name.rpartition(":")
+        self._client.post(
+            f"/images/{quote(str(found['Id']))}/tag",
+            operation=f"name image {image.name}",
+            query={"repo": repository, "tag": tag},
+        )
+
+    def _say_load(self, event: Mapping[str, Any]) -> None:
+        progress = event.get("progressDetail") or {}
+        if progress.get("total"):
+            what = f"{event.get('status') or 'Loading layer'} {event.get('id', '')}".strip()
+            self._environment.talk.progress(what, int(progress.get("current", 0)), int(progress["total"]))
+
+
+def _container(instance: Instance) -> str:
+    return str(
+        instance.details.get("container") or config.container_name(instance.name, instance.version, instance.slot)
+    )
+
+
+def _named_start_error(error: DockerError, name: str, port: int) -> EngineError:
+    message = error.message.lower()
+    remedy = error.remedy or "see the engine's log: journalctl -u docker"
+    if "address already in use" in message or "port is already allocated" in message:
+        remedy = f"free port {port} (ss -ltnp 'sport = :{port}' shows who has it), or install with another --port"
+    elif "could not select device driver" in message or "nvidia" in message:
+        remedy = "install nvidia-container-toolkit, run nvidia-ctk runtime configure --runtime=docker, restart docker"
+    return EngineError(error.summary, remedy=remedy)

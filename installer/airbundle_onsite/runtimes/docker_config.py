@@ -1,0 +1,230 @@
+"""The container that a launch plan describes, as the Docker Engine API wants it. Pure: values in, JSON values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from airbundle_onsite.contract.launch import LaunchPlan
+from airbundle_onsite.contract.layout import CONFIG, MODELS
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.runtimes.base import ReleaseFiles
+from airbundle_onsite.runtimes.docker_network import SEALED
+from airbundle_onsite.runtimes.values import PROXIES, fill_plan
+
+# Where things are inside a container.
+MODEL_DIR = "/airbundle/model"
+CONFIG_DIR = "/airbundle/config"
+SITE_DIR = "/airbundle/site"
+STATE_DIR = "/airbundle/state"
+WHEELS_DIR = "/airbundle/wheels"
+
+LABEL = "airbundle"
+_LOG_LIMITS = {"max-size": "50m", "max-file": "3"}
+
+
+@record
+class EngineTraits:
+    """What of an engine changes how a container is written.
+
+    Attributes:
+        selinux: the engine labels files, so mounts must be relabelled.
+        rootless: the engine's root is an ordinary user of the host.
+        podman: it is podman.
+        nvidia_runtime: the NVIDIA runtime is registered.
+        cdi: it reads CDI specifications.
+        nofile, nproc: highest limits it may set; -1 is unlimited.
+    """
+
+    selinux: bool = False
+    rootless: bool = False
+    podman: bool = False
+    nvidia_runtime: bool = False
+    cdi: bool = False
+    nofile: int = 65536
+    nproc: int = -1
+
+
+def traits(info: Mapping[str, Any], *, podman: bool, limits: tuple[int, int]) -> EngineTraits:
+    """Read them from the engine's ``/info``; `limits` are this process's hard limits of open files and processes."""
+    security = " ".join(str(option) for option in info.get("SecurityOptions") or [])
+    nofile, nproc = limits
+    return EngineTraits(
+        selinux="name=selinux" in security,
+        rootless="name=rootless" in security,
+        podman=podman,
+        nvidia_runtime="nvidia" in (info.get("Runtimes") or {}),
+        cdi=bool(info.get("CDISpecDirs")),
+        nofile=65536 if nofile < 0 else min(65536, nofile),
+        nproc=nproc,
+    )
+
+
+def container_name(name: str, version: str, slot: str) -> str:
+    """``airbundle-<name>-<version>-<slot>``: the same for the same release and slot, always."""
+    return f"airbundle-{name}-{version}-{slot}"
+
+
+def labels(release: ReleaseFiles, root: str, slot: str) -> dict[str, str]:
+    """Labels by which a container is found again."""
+    manifest = release.manifest
+    return {
+        f"{LABEL}.name": manifest.name,
+        f"{LABEL}.version": manifest.version,
+        f"{LABEL}.slot": slot,
+        f"{LABEL}.plan": release.plan.id,
+        f"{LABEL}.root": root,
+    }
+
+
+def service_body(
+    release: ReleaseFiles,
+    *,
+    image: str,
+    slot: str,
+    host: str,
+    port: int,
+    network: str,
+    threads: int,
+    root: str,
+    engine: EngineTraits,
+) -> dict[str, Any]:
+    """Body of ``/containers/create`` for an engine.
+
+    Args:
+        image: id of the image; a name could be moved to another image, or be pulled.
+        host, port: where the port is published on this machine.
+        network: name of the network.
+        threads: physical cores.
+        root: installation root.
+    """
+    plan = release.plan
+    argv, env = fill_plan(plan, _values(plan, threads))
+    # An empty value, since the engine's client configuration or the image may set these.
+    env = {**dict.fromkeys(PROXIES, ""), **env}
+    if plan.wheels:
+        env["PYTHONPATH"] = SITE_DIR
+    return {
+        "Image": image,
+        "Entrypoint": argv[:1],
+        "Cmd": argv[1:],
+        "Env": [f"{name}={value}" for name, value in sorted(env.items())],
+        "Labels": {**labels(release, root, slot), f"{LABEL}.host": host, f"{LABEL}.port": str(port)},
+        "ExposedPorts": {f"{plan.port}/tcp": {}},
+        # A health check of the image may call its own, proxied or remote, address; readiness is proven from outside.
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {
+            **_mounts(_service_mounts(release), engine),
+            **_confinement(engine),
+            **_gpus(plan.gpus, engine),
+            "NetworkMode": network,
+            "PortBindings": {f"{plan.port}/tcp": [{"HostIp": host, "HostPort": str(port)}]},
+            "RestartPolicy": {"Name": "unless-stopped" if slot == "service" else "no"},
+            "IpcMode": "host" if plan.ipc_host else "private",
+            **({"ShmSize": plan.shm_bytes} if plan.shm_bytes and not plan.ipc_host else {}),
+            # Nobody answers at this address inside the container: names of the outside do not resolve there,
+            # whatever resolvers this machine has.
+            **({"Dns": ["127.0.0.1"], "DnsOptions": ["timeout:1", "attempts:1"]} if network == SEALED else {}),
+        },
+    }
+
+
+def prepare_body(
+    release: ReleaseFiles, *, image: str, argv: Sequence[str], user: str, target: str, root: str, engine: EngineTraits
+) -> dict[str, Any]:
+    """Body of ``/containers/create`` for installing wheels: no network at all, `target` (on the host) writable."""
+    mounts = [
+        (str(release.directory / "wheels"), WHEELS_DIR, True),
+        (target, SITE_DIR, False),
+    ]
+    return {
+        "Image": image,
+        "Entrypoint": list(argv[:1]),
+        "Cmd": list(argv[1:]),
+        "User": user,
+        "Env": ["HOME=/tmp", *(f"{name}=" for name in PROXIES)],
+        "Labels": labels(release, root, "prepare"),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": {**_mounts(mounts, engine), **_confinement(engine), "NetworkMode": "none"},
+    }
+
+
+def _values(plan: LaunchPlan, threads: int) -> dict[str, str]:
+    return {
+        "python": "python3",
+        "site": SITE_DIR,
+        "model": MODEL_DIR,
+        "config": CONFIG_DIR,
+        "state": STATE_DIR,
+        "host": "0.0.0.0",  # inside the container; outside, only the published address exists
+        "port": str(plan.port),
+        "served_name": plan.model,
+        "threads": str(threads),
+    }
+
+
+def _service_mounts(release: ReleaseFiles) -> list[tuple[str, str, bool]]:
+    directory, plan = release.directory, release.plan
+    mounts = [
+        (str(directory / MODELS / plan.model), MODEL_DIR, True),
+        (str(directory / CONFIG), CONFIG_DIR, True),
+        (str(directory / "state"), STATE_DIR, False),
+    ]
+    if plan.wheels:
+        mounts.append((str(directory / "site"), SITE_DIR, True))
+    return mounts + [(str(directory / mount.source), mount.target, mount.read_only) for mount in plan.mounts]
+
+
+def _mounts(mounts: Sequence[tuple[str, str, bool]], engine: EngineTraits) -> dict[str, Any]:
+    """Bind mounts. Only the older ``Binds`` can relabel for SELinux; only ``Mounts`` takes any path."""
+    if engine.selinux:
+        return {"Binds": [f"{source}:{target}:{'ro' if read_only else 'rw'},z" for source, target, read_only in mounts]}
+    return {
+        "Mounts": [
+            {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+            for source, target, read_only in mounts
+        ]
+    }
+
+
+def _confinement(engine: EngineTraits) -> dict[str, Any]:
+    limits = [{"Name": "nofile", "Soft": engine.nofile, "Hard": engine.nofile}]
+    limits.append({"Name": "nproc", "Soft": engine.nproc, "Hard": engine.nproc})
+    if not engine.rootless:
+        limits.append({"Name": "memlock", "Soft": -1, "Hard": -1})
+    return {
+        "CapDrop": ["ALL"],
+        # Root in the container reads and writes the release's files whoever owns them on the host; the mounts
+        # decide what it may write.
+        "CapAdd": ["DAC_OVERRIDE"],
+        "SecurityOpt": ["no-new-privileges"],
+        "Ulimits": limits,
+        "LogConfig": {"Type": "json-file", "Config": {} if engine.podman else _LOG_LIMITS},
+    }
+
+
+def _gpus(wanted: str, engine: EngineTraits) -> dict[str, Any]:
+    if wanted == "none":
+        return {}
+    request: dict[str, Any]
+    if engine.cdi and not engine.nvidia_runtime:
+        ids = ["all"] if wanted == "all" else [str(index) for index in range(int(wanted))]
+        request = {"Driver": "cdi", "DeviceIDs": [f"nvidia.com/gpu={index}" for index in ids]}
+    else:
+        request = {"Count": -1 if wanted == "all" else int(wanted), "Capabilities": [["gpu"]]}
+    return {"DeviceRequests": [request]}
+
+
+def published(container: Mapping[str, Any]) -> tuple[str, int]:
+    """Host and port of a container that `service_body` described."""
+    found = _labels(container)
+    return found.get(f"{LABEL}.host", "127.0.0.1"), int(found.get(f"{LABEL}.port", "0"))
+
+
+def owner(container: Mapping[str, Any]) -> Optional[str]:
+    """Installation root that a container belongs to; None when it is not of airbundle."""
+    return _labels(container).get(f"{LABEL}.root")
+
+
+def _labels(container: Mapping[str, Any]) -> Mapping[str, str]:
+    return (container.get("Config") or {}).get("Labels") or {}
