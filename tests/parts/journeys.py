@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ class Said:
         return self
 
 
-def run(argv: list[str], *, env: Mapping[str, str] | None = None, timeout: float = 420) -> Said:
+def run(
+    argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, umask: int = -1, timeout: float = 420
+) -> Said:
     """Run a command to its end, its output read as UTF-8."""
     done = subprocess.run(
         [str(word) for word in argv],
@@ -46,13 +48,14 @@ def run(argv: list[str], *, env: Mapping[str, str] | None = None, timeout: float
         timeout=timeout,
         env={**os.environ, **(env or {})},
         stdin=subprocess.DEVNULL,
+        umask=umask,
     )
     return Said(done.returncode, done.stdout, done.stderr)
 
 
-def airbundle(*words: str | Path, env: Mapping[str, str] | None = None) -> Said:
+def airbundle(*words: str | Path, env: Mapping[str, str] | None = None, umask: int = -1) -> Said:
     """The online command."""
-    return run([sys.executable, "-m", "airbundle", *words], env=env)
+    return run([sys.executable, "-m", "airbundle", *words], env=env, umask=umask)
 
 
 @dataclass(frozen=True)
