@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from airbundle_onsite import signature
@@ -34,6 +34,8 @@ from airbundle_onsite.verify import checksums, media
 MANIFEST_LIMIT = 32 * 1024 * 1024
 SIGNATURE_LIMIT = 64 * 1024
 _MAX_LINES = 50
+_BUILT_WRONGLY = "use the install.sh of this very bundle; if that says the same, ask the sender for another bundle"
+_FOLDERS = frozenset({layout.IMAGES, layout.WHEELS, layout.MODELS, layout.CONFIG, layout.LICENSES})
 _CHECK_SIGNATURE = "verify.signature"
 
 
@@ -217,14 +219,9 @@ class _Examination:
         try:
             manifest = decode_json(BundleManifest, data, layout.MANIFEST)
         except ContractError as error:
-            remedy = "the bundle needs another version of this tool, or was built wrongly: use the install.sh beside it"
-            problems = [Problem(layout.MANIFEST, reason, remedy) for reason in error.problems]
+            problems = [Problem(layout.MANIFEST, reason, _BUILT_WRONGLY) for reason in error.problems]
         else:
-            for part in manifest.payload.parts:
-                if len(part.pieces) == 1 and part.pieces[0] != part.sha256:
-                    problems.append(
-                        Problem(layout.MANIFEST, f"{part.name} has one piece, yet two different SHA-256 are listed")
-                    )
+            problems = [Problem(layout.MANIFEST, reason, _BUILT_WRONGLY) for reason in _contradictions(manifest)]
         title = f"{manifest.name} {manifest.version}" if manifest else layout.MANIFEST
         self._add("verify.manifest", f"{layout.MANIFEST} describes {title}", problems)
         return None if problems else manifest
@@ -311,6 +308,23 @@ class _Examination:
                 evidence=tuple(str(problem) for problem in problems) if len(problems) > 1 else (),
             )
         )
+
+
+def _contradictions(manifest: BundleManifest) -> list[str]:
+    """What the manifest says that cannot be, though each record of it is well formed."""
+    found = [
+        f"{part.name} has one piece, yet two different SHA-256 are listed"
+        for part in manifest.payload.parts
+        if len(part.pieces) == 1 and part.pieces[0] != part.sha256
+    ]
+    # A release's directory also holds the site's own records, which no file of a payload may take the place of.
+    paths = {entry.path for entry in manifest.files}
+    for path in sorted(paths):
+        parents = [str(parent) for parent in PurePosixPath(path).parents][:-1]
+        if not parents or parents[-1] not in _FOLDERS:
+            found.append(f"path {path!r:.120} is in none of the folders {', '.join(sorted(_FOLDERS))}")
+        found.extend(f"{parent!r:.120} is a file and a folder" for parent in parents if parent in paths)
+    return found
 
 
 def _error(directory: Path, failed: list[CheckResult]) -> AirbundleError:
