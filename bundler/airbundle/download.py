@@ -41,6 +41,12 @@ class Credentials(Protocol):
         ...
 
 
+class Refused(FetchError):
+    """The server answered, and not with the file. `status` is HTTP's."""
+
+    status = 0
+
+
 class _Again(Exception):
     """This try failed, another may not. `wait` is what the server asked for, in seconds."""
 
@@ -271,10 +277,12 @@ def refusal(name: str, url: str, response: requests.Response) -> Exception:
         407: "the proxy wants credentials: see http_proxy and https_proxy",
         410: "it was removed: lock again",
     }
-    return FetchError(
+    refused = Refused(
         f"{name} from {place}: HTTP {status} {response.reason}",
         remedy=remedies.get(status, "see what the place says about it in a browser"),
     )
+    refused.status = status
+    return refused
 
 
 def _seconds(retry_after: str) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -109,3 +110,8 @@ def is_hopeless(error: Exception) -> bool:
         or "certificate_verify_failed" in f"{error!r}".lower()
         or "suitable tls ca" in str(error).lower()
     )
+
+
+def scrubbed(text: str) -> str:
+    """Somebody else's message, with passwords in its URLs taken out."""
+    return re.sub(r"(\w+://)[^/\s@]+@", r"\1", text)
