@@ -1,0 +1,166 @@
+"""The journal: what a deployment was about to do, made durable before it does it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import Any, Optional
+
+from airbundle_onsite.contract.record import decode, record, to_plain
+from airbundle_onsite.errors import ContractError, IntegrityError
+from airbundle_onsite.store.disk import FILE_MODE, make_directory, sync_directory, write_atomic
+from airbundle_onsite.system import Clock
+
+CLOSED = frozenset({"done", "undone"})
+"""Steps after which a transaction needs nothing more."""
+
+KEPT = 100
+"""Finished transactions whose last line is kept, for people."""
+
+Hook = Callable[[str], None]
+
+
+def no_hook(_moment: str) -> None:
+    """The hook of normal operation: nothing happens."""
+
+
+@record
+class JournalEntry:
+    """One line of the journal.
+
+    Attributes:
+        tx: id of the transaction.
+        op: ``install``, ``reinstall``, ``activate`` or ``rollback``.
+        name, version: the release it brings up.
+        previous: the version that was active when it began.
+        step: what has been reached; `CLOSED` steps end the transaction.
+        time: seconds since the epoch.
+        facts: what undoing needs to know; the same in every line of a transaction.
+    """
+
+    tx: str
+    op: str
+    name: str
+    version: str
+    previous: Optional[str]
+    step: str
+    time: int
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def closed(self) -> bool:
+        return self.step in CLOSED
+
+
+class Journal:
+    """JSON lines, each fsynced before the call returns. Only the holder of the store's lock writes.
+
+    A line torn by a crash was never acted upon, so it is dropped at the next write.
+
+    Args:
+        path: the file.
+        clock: for the time of each line.
+        hook: called as ``before STEP`` and ``STEP`` around each line, so that tests can stop the process there.
+    """
+
+    def __init__(self, path: Path, clock: Clock, hook: Hook = no_hook) -> None:
+        self._path = path
+        self._clock = clock
+        self._hook = hook
+
+    def entries(self) -> list[JournalEntry]:
+        """Every whole line, oldest first.
+
+        Raises:
+            IntegrityError: a line other than a torn last one cannot be read.
+        """
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return []
+        lines = data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
+        return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
+
+    def _parse(self, number: int, line: bytes) -> JournalEntry:
+        try:
+            return decode(JournalEntry, json.loads(line.decode("utf-8")), f"{self._path} line {number}")
+        except (ValueError, ContractError) as error:
+            raise IntegrityError(
+                f"{self._path}, line {number} cannot be read: {error}",
+                remedy="keep a copy for support; if no installation was interrupted, the file can be moved away",
+            ) from error
+
+    def unfinished(self) -> Optional[JournalEntry]:
+        """The last line of a transaction that neither finished nor was undone, or None."""
+        entries = self.entries()
+        return entries[-1] if entries and not entries[-1].closed else None
+
+    def begin(self, op: str, name: str, version: str, previous: Optional[str], facts: Mapping[str, Any]) -> Transaction:
+        """Start a transaction with the step ``begin``. The one before must be closed."""
+        tx = f"{int(self._clock.now())}-{os.getpid()}"
+        first = JournalEntry(tx, op, name, version, previous, "begin", int(self._clock.now()), facts)
+        self._append(first)
+        return Transaction(self, first)
+
+    def resume(self, entry: JournalEntry) -> Transaction:
+        """Go on with a transaction that an earlier process left."""
+        return Transaction(self, entry)
+
+    def step(self, last: JournalEntry, step: str) -> JournalEntry:
+        """Note that `step` has been reached; use it through `Transaction.step`."""
+        entry = JournalEntry(
+            last.tx, last.op, last.name, last.version, last.previous, step, int(self._clock.now()), last.facts
+        )
+        self._append(entry)
+        if entry.closed:
+            self._compact()
+        return entry
+
+    def _append(self, entry: JournalEntry) -> None:
+        self._hook(f"before {entry.step}")
+        make_directory(self._path.parent, self._path.parent)
+        line = json.dumps(to_plain(entry), ensure_ascii=False, sort_keys=True).encode("utf-8") + b"\n"
+        created = not self._path.exists()
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        try:
+            end = _end_of_lines(descriptor)
+            os.ftruncate(descriptor, end)
+            if os.pwrite(descriptor, line, end) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+            os.fchmod(descriptor, FILE_MODE)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if created:
+            sync_directory(self._path.parent)
+        self._hook(entry.step)
+
+    def _compact(self) -> None:
+        """Keep the last line of each of the last `KEPT` transactions; all of them are closed by now."""
+        last = {entry.tx: entry for entry in self.entries()}
+        kept = list(last.values())[-KEPT:]
+        lines = [json.dumps(to_plain(entry), ensure_ascii=False, sort_keys=True) + "\n" for entry in kept]
+        write_atomic(self._path, "".join(lines).encode("utf-8"))
+
+
+class Transaction:
+    """One transaction being written."""
+
+    def __init__(self, journal: Journal, entry: JournalEntry) -> None:
+        self._journal = journal
+        self.last = entry
+
+    def step(self, step: str) -> None:
+        """Note durably that `step` has been reached."""
+        self.last = self._journal.step(self.last, step)
+
+
+def _end_of_lines(descriptor: int) -> int:
+    """Offset after the last newline."""
+    size = os.fstat(descriptor).st_size
+    data = os.pread(descriptor, size, 0)
+    return data.rfind(b"\n") + 1
