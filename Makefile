@@ -17,7 +17,8 @@ export PYTHON
 venv: $(READY)
 
 $(READY): pyproject.toml
-	python=$$(scripts/find-python) && { [ -x $(BIN)/python ] || "$$python" -m venv --clear $(VENV); }
+	python=$$(scripts/find-python) && \
+	  { $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade "pip>=24.2"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	touch $@
