@@ -171,8 +171,8 @@ def _address(value: str) -> Iterator[str]:
 
 
 def _index(value: str) -> Iterator[str]:
-    if value and not re.match(r"(https?|file)://", value):
-        yield f"{value!r} is not a URL"
+    if value and not re.match(r"https?://", value):
+        yield f"{value!r} is not an http or https URL"
     if re.match(r"\w+://[^/]*@", value):
         yield "holds credentials, which would go into the bundle: put them into ~/.netrc"
 
