@@ -1,0 +1,7 @@
+"""Proof that a started release answers: readiness, smoke tests, and what its log says of silent downgrades."""
+
+from airbundle_onsite.smoke.patterns import scan_log
+from airbundle_onsite.smoke.ready import wait_ready
+from airbundle_onsite.smoke.run import run_smoke
+
+__all__ = ["run_smoke", "scan_log", "wait_ready"]

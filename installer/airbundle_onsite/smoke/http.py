@@ -1,0 +1,113 @@
+"""HTTP to an engine on this machine. Proxy variables are never looked at: a proxy cannot reach our loopback."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any, Optional, Protocol
+
+from airbundle_onsite.contract.record import record
+
+_MAX_BODY = 4 * 1024 * 1024
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1", "localhost": "127.0.0.1"}
+
+
+@record
+class Reply:
+    """What came back.
+
+    Attributes:
+        status: HTTP status; 0 when there was no whole answer, and `error` says why.
+        body: decoded as UTF-8 with replacement.
+        seconds: from the request to the whole answer.
+        refused: nothing listens there (yet).
+    """
+
+    status: int
+    body: str = ""
+    seconds: float = 0.0
+    error: str = ""
+    refused: bool = False
+
+    def json(self) -> Any:
+        """The body decoded; None when it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    def reason(self) -> str:
+        """Why this is not a good answer, in the engine's words where it has any."""
+        if not self.status:
+            return self.error
+        message = _message(self.json()) or self.body.strip()[:300]
+        return f"HTTP {self.status}" + (f": {message}" if message else "")
+
+
+class Requests(Protocol):
+    """Sends requests to one engine."""
+
+    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], seconds: float) -> Reply:
+        """One request; the whole answer must be there within `seconds`. Never raises for what the engine does."""
+        ...
+
+
+class LoopbackRequests:
+    """The real `Requests`. An engine bound to every address is asked at the loopback one."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._host = _EVERYWHERE.get(host, host)
+        self._port = port
+
+    def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], seconds: float) -> Reply:
+        begun = time.monotonic()
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Connection": "close", **({} if data is None else {"Content-Type": "application/json"})}
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        try:
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            text = _read(connection, response, begun + seconds).decode("utf-8", "replace")
+            return Reply(response.status, text, time.monotonic() - begun)
+        except socket.timeout:
+            return Reply(0, seconds=time.monotonic() - begun, error=f"no whole answer within {seconds:g} s")
+        except ConnectionRefusedError:
+            error = f"nothing listens at {self._host}:{self._port}"
+            return Reply(0, seconds=time.monotonic() - begun, error=error, refused=True)
+        except (OSError, http.client.HTTPException) as error:
+            return Reply(0, seconds=time.monotonic() - begun, error=f"the connection broke: {error!r}")
+        finally:
+            connection.close()
+
+
+def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
+    """The body, against one deadline: a socket's own timeout begins anew with every byte."""
+    pieces, size = [], 0
+    while size < _MAX_BODY:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise socket.timeout
+        if connection.sock is not None:
+            connection.sock.settimeout(remaining)
+        piece = response.read1(65536)
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)
+
+
+def _message(value: Any) -> str:
+    """The message in an error body, in the shapes that engines use."""
+    if not isinstance(value, dict):
+        return ""
+    for key in ("error", "message", "detail"):
+        found = value.get(key)
+        if isinstance(found, dict):
+            found = found.get("message")
+        if found:
+            return str(found)[:500]
+    return ""
