@@ -1,0 +1,261 @@
+"""The site's command line: install.sh and airbundlectl both end here. One catch site, one exit code by error class."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn, Optional, TextIO
+
+import airbundle_onsite
+from airbundle_onsite.commands import COMMANDS, Options, Report
+from airbundle_onsite.console import Console
+from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.layout import StoreLayout
+from airbundle_onsite.contract.record import near_miss
+from airbundle_onsite.deploy.redact import redact
+from airbundle_onsite.deploy.world import Site, World, real_world
+from airbundle_onsite.errors import AirbundleError, ExitCode, UsageError
+from airbundle_onsite.render import checks_text, error_plain, json_text
+
+_UMASK = 0o022  # engines in containers run as other users and must read what is installed
+_EPILOG = """\
+exit codes: 0 fine, 1 unexpected, 2 usage, 3 preflight or fingerprint failed, 4 only warnings (with --strict),
+5 integrity, 6 signature or trust, 7 deploy failed and the previous release answers, 8 deploy failed or nothing
+running, 9 busy"""
+
+
+def main(
+    argv: Optional[Sequence[str]] = None,
+    *,
+    world: Optional[World] = None,
+    stdout: Optional[TextIO] = None,
+    stderr: Optional[TextIO] = None,
+    stdin: Optional[TextIO] = None,
+) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after the program's name; None takes this process's.
+        world: what to work with; None takes this machine.
+        stdout, stderr, stdin: text streams; None takes this process's.
+
+    Returns:
+        The exit code; see `ExitCode`.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    world = real_world(dict(os.environ)) if world is None else world
+    out, err = stdout or sys.stdout, stderr or sys.stderr
+    console = Console(
+        out, err, stdin or sys.stdin, assume_yes="--yes" in words, redact=redact, monotonic=world.clock.monotonic
+    )
+    as_json = "--json" in words
+    try:
+        return int(_run(words, world, console))
+    except AirbundleError as error:
+        _report_error(console, error, as_json)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        console.say("Interrupted. What had been begun was put back; the same command can be run again.")
+        return int(ExitCode.UNEXPECTED)
+    except Exception as error:  # noqa: BLE001  the last resort: a bug must still end in a sentence and an exit code
+        console.note(traceback.format_exc())
+        fault = AirbundleError(
+            f"unexpected {type(error).__name__}: {error}",
+            remedy="run the same command again, which puts things in order; if it stays, send a --support-bundle",
+            details=traceback.format_exc().splitlines()[-6:],
+        )
+        _report_error(console, fault, as_json)
+        return int(ExitCode.UNEXPECTED)
+    finally:
+        console.close()
+
+
+def _run(words: list[str], world: World, console: Console) -> ExitCode:
+    parser = _parser()
+    if any(word in ("-h", "--help") for word in words):
+        console.result(parser.format_help().rstrip())
+        return ExitCode.OK
+    if "--version" in words:
+        console.result(f"airbundle {airbundle_onsite.__version__}")
+        return ExitCode.OK
+    options = parse(words, world.environ.get("AIRBUNDLE_ROOT", ""))
+    command = COMMANDS[options.command]
+    console.note(f"airbundle {airbundle_onsite.__version__}: {' '.join(words)}")
+
+    def on_locked(where: StoreLayout) -> None:
+        if command.changes:
+            console.keep_log(where.logs, options.command)
+
+    with _signals(console) as shield:
+        site = Site(options.root, world, talk=console, confirm=console.confirm, shield=shield, on_locked=on_locked)
+        report = command.run(site, options)
+    _show(console, report, options.json)
+    return report.code
+
+
+def _show(console: Console, report: Report, as_json: bool) -> None:
+    console.result(json_text(report.data) if as_json else report.text)
+
+
+def _report_error(console: Console, error: AirbundleError, as_json: bool) -> None:
+    checks: Sequence[CheckResult] = getattr(error, "checks", ())
+    if as_json:
+        console.result(json_text({**error_plain(error), **({"checks": checks} if checks else {})}))
+    elif checks:
+        console.say(checks_text(checks))
+    console.say("\n".join(error.lines()))
+
+
+# --- the words --------------------------------------------------------------------------------------------
+class _Parser(argparse.ArgumentParser):
+    """Raises instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, remedy="--help lists every option")
+
+
+def _parser() -> _Parser:
+    parser = _Parser(
+        prog="airbundlectl",
+        description="Verifies and installs a bundle, and manages what is installed. Each action can also be written "
+        "as a word: airbundlectl status.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+        add_help=False,
+    )
+    actions = parser.add_argument_group("actions (none: install the bundle)")
+    for name, command in COMMANDS.items():
+        if not command.value:
+            actions.add_argument(f"--{name}", action="store_true", help=command.help, dest=f"do_{name}")
+        else:
+            actions.add_argument(
+                f"--{name}",
+                nargs="?" if command.optional else None,
+                const="",
+                metavar=command.value,
+                help=command.help,
+                dest=f"do_{name}",
+            )
+    options = parser.add_argument_group("options")
+    options.add_argument("--bundle", type=Path, metavar="DIR", help="the bundle (install.sh passes its own directory)")
+    options.add_argument(
+        "--root", type=Path, metavar="DIR", help=f"where to install (default $AIRBUNDLE_ROOT or {layout.DEFAULT_ROOT})"
+    )
+    options.add_argument("--name", help="which bundle, when several are installed")
+    options.add_argument("--port", type=int, metavar="N", help="port of the service")
+    options.add_argument("--allowed-signers", type=Path, metavar="FILE", help="accept only these signers")
+    options.add_argument("--reinstall", action="store_true", help="replace the same version, whatever it holds")
+    options.add_argument("--allow-older", action="store_true", help="accept a bundle older than one installed before")
+    options.add_argument("--keep", type=int, default=0, metavar="N", help="prune: keep N more versions")
+    options.add_argument("--yes", action="store_true", help="do not ask")
+    options.add_argument("--json", action="store_true", help="results as JSON on standard output")
+    options.add_argument("--strict", action="store_true", help="exit code 4 when there are warnings")
+    options.add_argument("--version", action="store_true", help="print the version of this program")
+    options.add_argument("-h", "--help", action="store_true", help="print this")
+    return parser
+
+
+_WITH_VALUE = frozenset({"--bundle", "--root", "--name", "--port", "--allowed-signers", "--keep"}) | {
+    f"--{name}" for name, command in COMMANDS.items() if command.value
+}
+
+
+def parse(words: Sequence[str], default_root: str = "") -> Options:
+    """Decide what a command line means.
+
+    Args:
+        words: without the program's name.
+        default_root: from the environment; empty for none.
+
+    Raises:
+        UsageError: naming the word that is wrong.
+    """
+    known, extra = _parser().parse_known_args(_with_dashes(words))
+    if extra:
+        options = [f"--{name}" for name in COMMANDS] + ["--bundle", "--root", "--port", "--allowed-signers"]
+        hints = [f"{word}{near_miss(word.partition('=')[0], options)}" for word in extra]
+        raise UsageError(f"not understood: {', '.join(hints)}", remedy="--help lists every option")
+    values = vars(known)
+    chosen = [name for name in COMMANDS if values[f"do_{name}"] not in (None, False)]
+    if len(chosen) > 1:
+        raise UsageError(f"one action at a time, found {', '.join(f'--{name}' for name in chosen)}")
+    if not chosen and known.bundle is None:
+        raise UsageError("no action was named", remedy="for example: airbundlectl status; --help lists all")
+    command = chosen[0] if chosen else "install"
+    value = values[f"do_{command}"]
+    return Options(
+        command=command,
+        value=value if isinstance(value, str) and value else None,
+        root=known.root or Path(default_root or layout.DEFAULT_ROOT),
+        bundle=known.bundle,
+        name=known.name,
+        port=known.port,
+        allowed_signers=known.allowed_signers,
+        reinstall=known.reinstall,
+        allow_older=known.allow_older,
+        keep=max(0, known.keep),
+        yes=known.yes,
+        json=known.json,
+        strict=known.strict,
+    )
+
+
+def _with_dashes(words: Sequence[str]) -> list[str]:
+    """The word form of an action (``status``) written as an option (``--status``)."""
+    made = list(words)
+    before = ""
+    for index, word in enumerate(words):
+        if not word.startswith("-") and before not in _WITH_VALUE:
+            if word not in COMMANDS:
+                raise UsageError(f"no action {word!r}{near_miss(word, COMMANDS)}", remedy="--help lists all")
+            made[index] = f"--{word}"
+            break
+        before = word
+    return made
+
+
+# --- signals ----------------------------------------------------------------------------------------------
+Shield = Callable[[], contextlib.AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def _signals(console: Console) -> Iterator[Shield]:
+    """Ctrl-C, TERM and a closed terminal all end a run in the same orderly way; the shield makes them wait."""
+    shielded = 0
+
+    def handle(number: int, _frame: Optional[FrameType]) -> None:
+        if shielded:
+            console.say(f"{signal.Signals(number).name}: things are being put in order, one moment")
+        else:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def shield() -> Iterator[None]:
+        nonlocal shielded
+        shielded += 1
+        try:
+            yield
+        finally:
+            shielded -= 1
+
+    try:
+        kept = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    except ValueError:  # not the main thread: whoever calls from there has its own signals
+        yield shield
+        return
+    umask = os.umask(_UMASK)
+    try:
+        yield shield
+    finally:
+        os.umask(umask)
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,295 @@
+"""Installing a bundle: trust, lock, recover, examine, confirm, stage, prepare, prove, switch."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Optional
+
+from airbundle_onsite.contract.launch import LaunchPlan
+from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.release import ReleaseRecord
+from airbundle_onsite.deploy import control, signers
+from airbundle_onsite.deploy.activate import Declined, Outcome, answers, bring_up, outcome, require_complete
+from airbundle_onsite.deploy.guard import undoing
+from airbundle_onsite.deploy.preflight import HostRefused, Verdict, examine
+from airbundle_onsite.deploy.transaction import (
+    Before,
+    BringUp,
+    before,
+    files_of,
+    recover,
+    stop_old,
+)
+from airbundle_onsite.deploy.world import Site
+from airbundle_onsite.errors import IntegrityError, PreflightError, TrustError
+from airbundle_onsite.plan import fits_beside
+from airbundle_onsite.render import human_bytes
+from airbundle_onsite.runtimes.base import Blob, Runtime
+from airbundle_onsite.store.journal import Transaction
+from airbundle_onsite.store.releases import StagedRelease, Staging
+from airbundle_onsite.verify.bundle import TrustedManifest, trust
+from airbundle_onsite.verify.stream import PayloadReader
+
+
+@record
+class InstallOptions:
+    """How to install.
+
+    Attributes:
+        port: port of the service; None keeps the active release's, else takes the bundle's.
+        allowed_signers: file that names accepted signers; None looks at the usual places.
+        stage_only: install without activating.
+        reinstall: replace the same version, whatever it holds.
+        allow_older: accept a sequence older than one installed before.
+    """
+
+    port: Optional[int] = None
+    allowed_signers: Optional[Path] = None
+    stage_only: bool = False
+    reinstall: bool = False
+    allow_older: bool = False
+
+
+def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
+    """Install a bundle and make it the active release.
+
+    Raises:
+        TrustError, IntegrityError: the bundle is not what its sender made.
+        BusyError: another process works on this root.
+        PreflightError: the host cannot take it; nothing was changed.
+        DeployError: it did not come up; `restored` says what answers now.
+    """
+    began = site.world.clock.monotonic()
+    allowed = signers.read(site, options.allowed_signers)
+    trusted = trust(bundle, allowed)
+    manifest = trusted.manifest
+    site.talk.say(f"{manifest.name} {manifest.version}, {_signed(trusted)}")
+    with site.exclusive():
+        recover(site)
+        here = _installed(site, trusted, options)
+        if here is not None:
+            return _install_again(site, trusted, here, options, began)
+        old = before(site, manifest.name)
+        verdict = _examined(site, trusted, old, options)
+        if not site.confirm(_question(site, manifest, old, verdict, options)):
+            raise Declined
+        if allowed is None:
+            signers.pin(site, trusted)
+        return _install_new(site, trusted, old, verdict, options, began)
+
+
+def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
+    """Preflight alone: every check of an installation, without taking the lock or changing anything."""
+    trusted = trust(bundle, signers.read(site, options.allowed_signers))
+    return examine(site, trusted.manifest, before(site, trusted.manifest.name), bundle=bundle, port=options.port)
+
+
+def disk_text(manifest: BundleManifest, verdict: Verdict) -> list[str]:
+    """Sentences about the highest use of disk while installing, and what is free, by filesystem."""
+    needs = {"root": manifest.needs.disk, "docker": manifest.needs.image_disk}
+    lines = []
+    for disk in verdict.fingerprint.disks:
+        needed = needs.get(disk.purpose, 0)
+        if needed:
+            lines.append(f"{disk.mount}: up to {human_bytes(needed)} more, {human_bytes(disk.free)} free")
+    return lines
+
+
+def _signed(trusted: TrustedManifest) -> str:
+    return f"signed by {trusted.signer}" if trusted.signer else "not signed"
+
+
+def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) -> Optional[StagedRelease]:
+    """The release, when this very manifest is installed and stays.
+
+    Raises:
+        PreflightError: the version is here with other content.
+        TrustError: a newer bundle was installed before.
+    """
+    name, version = trusted.manifest.name, trusted.manifest.version
+    here = {each.version: each for each in site.store.versions(name)}.get(version)
+    if here is not None and not options.reinstall:
+        if here.manifest_sha256 != trusted.sha256:
+            raise PreflightError(
+                f"{name} {version} is installed with other content: its bundle.json has SHA-256 "
+                f"{here.manifest_sha256[:16]}…, this one {trusted.sha256[:16]}…",
+                remedy="give the new bundle another version, or replace what is installed with --reinstall",
+            )
+        return site.store.load(name, version)
+    highest = site.store.highest_sequence(name)
+    if trusted.manifest.sequence < highest and not options.allow_older:
+        raise TrustError(
+            f"{name} {version} has sequence {trusted.manifest.sequence}, and sequence {highest} was installed here: "
+            "it is older",
+            remedy="if going back is meant: --rollback or --activate V for an installed version, else --allow-older",
+        )
+    return None
+
+
+def _examined(site: Site, trusted: TrustedManifest, old: Before, options: InstallOptions) -> Verdict:
+    verdict = examine(site, trusted.manifest, old, bundle=trusted.directory, port=options.port)
+    for check in verdict.checks:
+        if check.status == "warn":
+            site.talk.say(f"Warning: {check.summary}" + (f" ({check.remedy})" if check.remedy else ""))
+    if verdict.failed or verdict.plan is None:
+        raise HostRefused(trusted.manifest, verdict.checks)
+    for line in disk_text(trusted.manifest, verdict):
+        site.talk.say(f"Disk  {line}")
+    return verdict
+
+
+def _question(site: Site, manifest: BundleManifest, old: Before, verdict: Verdict, options: InstallOptions) -> str:
+    what = f"Install {manifest.name} {manifest.version} under {site.layout.root}"
+    if options.stage_only:
+        return f"{what}, without starting it?"
+    instead = f", in place of {old.version}, which is running" if old.running else ""
+    return f"{what} and start it on {verdict.host}:{verdict.port}{instead}?"
+
+
+def _install_again(
+    site: Site, trusted: TrustedManifest, here: StagedRelease, options: InstallOptions, began: float
+) -> Outcome:
+    """The same manifest is installed: nothing to copy, perhaps something to start."""
+    made, old = here.record, before(site, here.record.name)
+    is_active = old.version == made.version
+    if is_active and old.running and options.port in (None, made.port):
+        text = f"{made.name} {made.version} is installed and running already: nothing was changed"
+        return outcome(site, "unchanged", here, began, text)
+    require_complete(site, here)
+    if options.stage_only:
+        return outcome(site, "staged", here, began, f"{made.name} {made.version} is installed already")
+    verdict = examine(site, here.manifest, old, bundle=None, port=options.port)
+    if verdict.failed or verdict.plan is None:
+        raise HostRefused(here.manifest, verdict.checks)
+    if not site.confirm(_question(site, here.manifest, old, verdict, options)):
+        raise Declined
+    release = site.store.save(here, host=verdict.host, port=verdict.port, plan=verdict.plan.id)
+    facts = _facts(trusted, verdict.plan, old, was_staged=True)
+    tx = site.journal.begin("activate", made.name, made.version, old.version, facts)
+    saved = bring_up(site, tx, release, old, verdict.fingerprint)
+    control.install_tool(site, trusted)
+    return outcome(site, "activated", saved, began, answers(saved))
+
+
+def _install_new(
+    site: Site, trusted: TrustedManifest, old: Before, verdict: Verdict, options: InstallOptions, began: float
+) -> Outcome:
+    manifest, plan = trusted.manifest, verdict.plan
+    assert plan is not None
+    replaced = site.store.has(manifest.name, manifest.version)
+    made = ReleaseRecord(
+        name=manifest.name,
+        version=manifest.version,
+        sequence=manifest.sequence,
+        manifest_sha256=trusted.sha256,
+        installed=site.now(),
+        plan=plan.id,
+        runtime=plan.runtime,
+        host=verdict.host,
+        port=verdict.port,
+        previous=old.release.record.previous if old.release and old.version == manifest.version else old.version,
+    )
+    op = "reinstall" if replaced else "install"
+    facts = _facts(trusted, plan, old, was_staged=False)
+    tx = site.journal.begin(op, made.name, made.version, old.version, facts)
+    with undoing(site, tx, old, needed=manifest.needs.disk):
+        staging = site.store.stage(trusted, rewrite=options.reinstall)
+        tx.step("staging")
+        _stream(site, trusted, staging, site.runtime(plan.runtime))
+        if replaced and old.version == made.version:
+            stop_old(site, tx, old)
+            release = staging.commit(made, aside=True)
+            saved = BringUp(site, tx, release, old, verdict.fingerprint).run_stopped()
+        else:
+            release = staging.commit(made, aside=replaced)
+            tx.step("staged")
+            if options.stage_only:
+                saved = _stop_staged(site, tx, release)
+            else:
+                saved = BringUp(site, tx, release, old, verdict.fingerprint).run()
+    control.install_tool(site, trusted)
+    if options.stage_only and saved.record.version != old.version:
+        text = f"{made.name} {made.version} is installed; --activate {made.version} starts it"
+        return outcome(site, "staged", saved, began, text)
+    return outcome(site, "installed", saved, began, answers(saved))
+
+
+def _stop_staged(site: Site, tx: Transaction, release: StagedRelease) -> StagedRelease:
+    site.runtime(release.record.runtime).prepare(files_of(release))
+    tx.step("prepared")
+    site.store.drop_aside(release.record.name, release.record.version)
+    tx.step("done")
+    return release
+
+
+def _facts(trusted: TrustedManifest, plan: LaunchPlan, old: Before, *, was_staged: bool) -> dict[str, object]:
+    return {
+        "runtime": plan.runtime,
+        "was_running": old.running,
+        "was_staged": was_staged,
+        "manifest_sha256": trusted.sha256,
+    }
+
+
+def _stream(site: Site, trusted: TrustedManifest, staging: Staging, runtime: Runtime) -> None:
+    """Every file from the parts to its place: images to the runtime, the rest into the store."""
+    with contextlib.closing(_Payload(PayloadReader(trusted, site.talk).files())) as payload:
+        runtime.load_images(trusted.manifest, payload.blobs())
+        for entry, chunks in payload.others():
+            staging.add(entry, chunks)
+
+
+class _Payload:
+    """The payload's files, images first; either half is taken by someone else."""
+
+    def __init__(self, files: Iterator[tuple[FileEntry, Iterable[bytes]]]) -> None:
+        self._files = files
+        self._ahead: list[tuple[FileEntry, Iterable[bytes]]] = []
+
+    def blobs(self) -> Iterator[Blob]:
+        for entry, chunks in self._files:
+            if entry.role != "image":
+                self._ahead.append((entry, chunks))
+                return
+            yield Blob(entry.path, entry.size, chunks)
+
+    def others(self) -> Iterator[tuple[FileEntry, Iterable[bytes]]]:
+        for entry, chunks in itertools.chain(self._ahead, self._files):
+            if entry.role == "image":
+                raise IntegrityError(f"{entry.path}: an image stands behind other files of the payload")
+            yield entry, chunks
+
+    def close(self) -> None:
+        close = getattr(self._files, "close", None)
+        if close is not None:
+            close()
+
+
+def rehearse(site: Site, bundle: Path, options: InstallOptions) -> tuple[Verdict, list[str]]:
+    """What `install` would do, in sentences, after every check that changes nothing."""
+    trusted = trust(bundle, signers.read(site, options.allowed_signers))
+    manifest, old = trusted.manifest, before(site, trusted.manifest.name)
+    unfinished = site.journal.unfinished()
+    steps = []
+    if unfinished is not None:
+        steps.append(f"first finish or undo the interrupted {unfinished.op} of {unfinished.version}")
+    here = _installed(site, trusted, options)
+    verdict = examine(site, manifest, old, bundle=bundle if here is None else None, port=options.port)
+    size = sum(entry.size for entry in manifest.files)
+    if here is None:
+        steps.append(f"copy {len(manifest.files)} files, {human_bytes(size)}, checking each byte on the way")
+        steps += [f"use disk  {line}" for line in disk_text(manifest, verdict)]
+    else:
+        steps.append(f"copy nothing: {manifest.version} is installed already")
+    if verdict.plan is not None:
+        steps.append(f"take the launch plan {verdict.plan.id} ({verdict.plan.engine}, {verdict.plan.runtime})")
+        if old.running and fits_beside(verdict.plan, verdict.fingerprint):
+            steps.append(f"prove the new release beside {old.version}, which goes on answering")
+        elif old.running:
+            steps.append(f"stop {old.version} before the new release starts, and bring it back if that fails")
+    steps.append(f"answer at http://{verdict.host}:{verdict.port}")
+    return verdict, steps

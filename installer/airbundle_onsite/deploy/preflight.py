@@ -1,0 +1,118 @@
+"""Everything that can be known before anything is changed, gathered into one report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Optional
+
+from airbundle_onsite import match
+from airbundle_onsite import plan as planning
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.fingerprint import Fingerprint
+from airbundle_onsite.contract.launch import LaunchPlan
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.deploy import ports
+from airbundle_onsite.deploy.transaction import Before
+from airbundle_onsite.deploy.world import Site
+from airbundle_onsite.errors import PreflightError
+
+_PORT_CHECK = "preflight.port"
+_LOWEST_PORT, _HIGHEST_PORT = 1, 65535
+
+
+@record
+class Verdict:
+    """What the host can do with a bundle.
+
+    Attributes:
+        checks: every result.
+        fingerprint: what they were made from.
+        plan: the launch plan to take; None when none fits.
+        host, port: where the service will answer.
+    """
+
+    checks: tuple[CheckResult, ...]
+    fingerprint: Fingerprint
+    plan: Optional[LaunchPlan]
+    host: str
+    port: int
+
+    @property
+    def failed(self) -> list[CheckResult]:
+        return [check for check in self.checks if check.status == "fail"]
+
+
+class HostRefused(PreflightError):
+    """The host cannot take the bundle. `checks` holds every result, passed or not."""
+
+    def __init__(self, manifest: BundleManifest, checks: Sequence[CheckResult]) -> None:
+        failed = [check for check in checks if check.status == "fail"]
+        details = []
+        for check in failed:
+            found = f"; needed {check.expected}, found {check.actual}" if check.expected or check.actual else ""
+            cure = f"; {check.remedy}" if check.remedy else ""
+            details.append(f"{check.summary}{found}{cure}")
+        super().__init__(
+            f"this host cannot take {manifest.name} {manifest.version}: {len(failed)} of {len(checks)} checks failed",
+            details=details,
+            remedy="put these right and run the same command again; nothing was changed",
+        )
+        self.checks = tuple(checks)
+
+
+def examine(
+    site: Site, manifest: BundleManifest, old: Before, *, bundle: Optional[Path], port: Optional[int]
+) -> Verdict:
+    """Take the fingerprint and hold it against what the bundle needs; changes nothing.
+
+    Args:
+        site: where.
+        manifest: of the bundle, or of a staged release.
+        old: what is active; its own port does not count as taken.
+        bundle: the bundle's directory when it is about to be read; None for a release that is in the store.
+        port: the port asked for; None keeps the active release's, else the bundle's.
+    """
+    fingerprint = site.fingerprint(**({"bundle": bundle} if bundle else {}))
+    chosen = port if port is not None else old.release.record.port if old.release else manifest.serving.port
+    host = manifest.serving.host
+    checks = match.match_bundle(manifest, _without_own(fingerprint, old), root=site.layout.root, port=chosen)
+    if bundle is None:
+        checks = [check for check in checks if not check.id.startswith("match.disk")]
+    plan, reasons = planning.choose_plan(manifest, fingerprint)
+    checks = [*checks, *reasons]
+    if plan is not None:
+        checks += site.runtime(plan.runtime).preflight(manifest, plan, fingerprint)
+    if not any(check.id.endswith(".port") and check.status == "fail" for check in checks):
+        checks.append(_check_port(host, chosen, old))
+    return Verdict(tuple(checks), fingerprint, plan, host, chosen)
+
+
+def _own_port(old: Before) -> Optional[int]:
+    return old.release.record.port if old.release is not None and old.running else None
+
+
+def _without_own(fingerprint: Fingerprint, old: Before) -> Fingerprint:
+    own = _own_port(old)
+    free = tuple(port for port in fingerprint.ports_in_use if port != own)
+    return dataclasses.replace(fingerprint, ports_in_use=free)
+
+
+def _check_port(host: str, port: int, old: Before) -> CheckResult:
+    if not _LOWEST_PORT <= port <= _HIGHEST_PORT:
+        return CheckResult(
+            _PORT_CHECK, "fail", f"port {port} is no TCP port", "1 to 65535", str(port), "choose another with --port"
+        )
+    if port == _own_port(old) or not ports.in_use(host, port):
+        return CheckResult(_PORT_CHECK, "pass", f"port {port} is free, or {old.version or 'nothing'}'s own")
+    holder = ports.owner(port) or "a process that this user may not see"
+    return CheckResult(
+        _PORT_CHECK,
+        "fail",
+        f"port {port} on {host} is in use by {holder}",
+        expected=f"port {port} free",
+        actual=f"in use by {holder}",
+        remedy="stop that process, or choose another port with --port N",
+    )

@@ -1,0 +1,168 @@
+"""What is installed, what runs, and whether it really answers. Takes no lock and changes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Optional
+
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.release import ReleaseRecord
+from airbundle_onsite.deploy.transaction import files_of
+from airbundle_onsite.deploy.world import Site
+from airbundle_onsite.errors import AirbundleError
+from airbundle_onsite.render import human_seconds
+from airbundle_onsite.smoke.ready import wait_ready
+from airbundle_onsite.store.releases import StagedRelease
+
+_PATIENCE = 20  # seconds for one generation; a loaded engine answers in a few
+
+
+@record
+class BundleStatus:
+    """The state of one bundle name.
+
+    Attributes:
+        name: of the bundle.
+        version: the active one; None when none is.
+        state: ``running``, ``exited``, ``absent`` or ``unknown`` (`problem` says why).
+        answers: whether a token was generated just now.
+        host, port, plan, runtime, engine: of the active release.
+        active_since: seconds since the epoch of the last activation or start; 0 when unknown.
+        uptime: seconds since then; 0 when it is not running.
+        proven: seconds since the epoch of the last passed smoke run.
+        gpus: names of the host's GPUs, for a plan that uses them.
+        previous: what `--rollback` goes back to.
+        installed: versions, oldest first.
+        checks: of the readiness ladder.
+        problem: why the state could not be read.
+        unfinished: the interrupted operation that the next changing command will finish or undo; empty for none.
+    """
+
+    name: str
+    version: Optional[str]
+    state: str = "absent"
+    answers: bool = False
+    host: str = ""
+    port: int = 0
+    plan: str = ""
+    runtime: str = ""
+    engine: str = ""
+    active_since: int = 0
+    uptime: int = 0
+    proven: int = 0
+    gpus: tuple[str, ...] = ()
+    previous: Optional[str] = None
+    installed: tuple[str, ...] = ()
+    checks: tuple[CheckResult, ...] = ()
+    problem: str = ""
+    unfinished: str = ""
+
+
+def status(site: Site, name: str) -> BundleStatus:
+    """The state of a bundle, after asking its engine for one token."""
+    version = site.store.active(name)
+    blank = BundleStatus(
+        name,
+        version,
+        installed=tuple(each.version for each in site.store.versions(name)),
+        unfinished=_unfinished(site, name),
+    )
+    if version is None:
+        return blank
+    try:
+        return _active(site, site.store.load(name, version), blank)
+    except AirbundleError as error:
+        return dataclasses.replace(blank, state="unknown", problem="; ".join(error.lines()))
+
+
+def _active(site: Site, release: StagedRelease, blank: BundleStatus) -> BundleStatus:
+    made, plan = release.record, files_of(release).plan
+    known = dataclasses.replace(
+        blank,
+        host=made.host,
+        port=made.port,
+        plan=made.plan,
+        runtime=made.runtime,
+        engine=f"{plan.engine} {plan.engine_version}",
+        proven=made.proven,
+        previous=made.previous,
+        active_since=_integer(made.instance.get("active_since")),
+    )
+    runtime = site.runtime(made.runtime)
+    instance = runtime.find(made.name, made.version, "service")
+    if instance is None:
+        return known
+    state = runtime.state(instance).status
+    if state != "running":
+        return dataclasses.replace(known, state=state)
+    quick = dataclasses.replace(
+        plan, readiness=dataclasses.replace(plan.readiness, load_seconds=_PATIENCE, request_seconds=_PATIENCE)
+    )
+    checks = tuple(wait_ready(instance, quick, runtime, site.world.clock, site.talk))
+    return dataclasses.replace(
+        known,
+        state=state,
+        answers=all(check.status != "fail" for check in checks),
+        uptime=max(0, site.now() - known.active_since) if known.active_since else 0,
+        gpus=_gpus(site) if plan.gpus != "none" else (),
+        checks=checks,
+    )
+
+
+def _gpus(site: Site) -> tuple[str, ...]:
+    return tuple(gpu.name or f"GPU {gpu.index}" for gpu in site.fingerprint().gpu.devices)
+
+
+def _integer(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _unfinished(site: Site, name: str) -> str:
+    entry = site.journal.unfinished()
+    if entry is None or entry.name != name:
+        return ""
+    return f"{entry.op} of {entry.version}, at the step '{entry.step}'"
+
+
+def status_text(state: BundleStatus) -> str:
+    """For people."""
+    lines = [f"{state.name}: {_headline(state)}"]
+    if state.version is not None:
+        lines.append(f"  address    http://{state.host}:{state.port}")
+        lines.append(f"  engine     {state.engine}, plan {state.plan}, runtime {state.runtime}")
+        if state.gpus:
+            lines.append(f"  GPUs       {', '.join(state.gpus)}")
+        if state.uptime:
+            lines.append(f"  active for {human_seconds(state.uptime)}")
+        if state.previous:
+            lines.append(f"  previous   {state.previous} (--rollback goes back to it)")
+    lines.append(f"  installed  {', '.join(state.installed) or 'nothing'}")
+    if state.unfinished:
+        lines.append(f"  unfinished {state.unfinished}: the next changing command finishes or undoes it")
+    for check in state.checks:
+        if check.status == "fail":
+            lines.append(f"  {check.summary}" + (f": {check.remedy}" if check.remedy else ""))
+    return "\n".join(lines)
+
+
+def _headline(state: BundleStatus) -> str:
+    if state.version is None:
+        return "no version is active"
+    if state.answers:
+        return f"{state.version} is running and answers"
+    if state.problem:
+        return f"{state.version}: its state could not be read: {state.problem}"
+    if state.state == "running":
+        return f"{state.version} is running, but does not answer"
+    return f"{state.version} is not running ({state.state}); --start starts it"
+
+
+def list_text(records: list[ReleaseRecord], active: Optional[str]) -> str:
+    """One line per release, the active one marked."""
+    lines = []
+    for each in records:
+        mark = "*" if each.version == active else " "
+        proven = "proven" if each.proven else "not proven"
+        lines.append(f"{mark} {each.name} {each.version}  sequence {each.sequence}, plan {each.plan}, {proven}")
+    return "\n".join(lines)
