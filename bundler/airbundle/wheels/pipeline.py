@@ -25,7 +25,7 @@ from airbundle_onsite.system import Completed, Talk
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
 _VIA = re.compile(r"^\s*#\s+(?:via\s+)?(\S.*?)\s*$")
 _MISSING = re.compile(r"satisfies the requirement (.+?) \(from|No matching distribution found for (\S+)")
-_CONFLICT = re.compile(r"The conflict is caused by:\s*\n((?:\s*\S.*\n?)+)")
+_CONFLICT = re.compile(r"The conflict is caused by:\s*\n((?:\s*\S.*\n)+)")
 _PROJECT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _REPORT = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--no-deps")
 _WHEELS_ONLY = ("--only-binary", ":all:")
@@ -79,12 +79,12 @@ def lock_wheels(
         facts = facts_of(toolbox)
     toolbox.write("requirements.in", "".join(f"{line}\n" for line in sorted(table.requirements)).encode())
     rim.talk.say(f"resolving {', '.join(table.requirements)} for Python {facts.python} {toolbox.place}")
-    compiled = _compile(toolbox, table, facts, (*options, *index))
+    compiled = _compile(toolbox, _target(facts, glibc), (*options, *index))
     toolbox.write("compiled.txt", compiled.encode())
     argv = ["pip", *_REPORT, *_WHEELS_ONLY, "--require-hashes", *options, *index, "-r"]
     done = toolbox.run([*argv, f"{toolbox.directory}/compiled.txt"])
     if done.code != 0:
-        raise _explain(done, toolbox, facts, (*options, *index))
+        raise _explain(done, toolbox, _target(facts, glibc), (*options, *index))
     asked = requested_by(compiled)
     wheels = {wheel.name: wheel for wheel in _wheels(done.stdout, asked, table.index, rim.size_of)}
     wheels.setdefault("pip", pip)
@@ -95,6 +95,10 @@ def lock_wheels(
         resolver=f"pip-tools {facts.pip_tools}, pip {facts.pip}, {toolbox.place}",
     )
     return tuple(wheels[name] for name in sorted(wheels)), settings
+
+
+def _target(facts: PythonFacts, glibc: str) -> str:
+    return f"Python {facts.python} on {facts.machine} with glibc {glibc}"
 
 
 def requested_by(compiled: str) -> dict[str, tuple[str, ...]]:
@@ -157,13 +161,13 @@ def _bring_tools(toolbox: Toolbox, pip: LockedWheel, rim: Rim, options: Sequence
         )
 
 
-def _compile(toolbox: Toolbox, table: WheelsTable, facts: PythonFacts, options: Sequence[str]) -> str:
+def _compile(toolbox: Toolbox, target: str, options: Sequence[str]) -> str:
     """The closure, pinned and hashed, as pip-compile writes it."""
     directory = toolbox.directory
     argv = [
         "piptools",
         "compile",
-        *("--quiet", "--no-config", "--resolver", "backtracking", "--generate-hashes", "--allow-unsafe"),
+        *("--no-config", "--resolver", "backtracking", "--generate-hashes", "--allow-unsafe"),
         *("--no-header", "--annotate", "--annotation-style", "split", "--strip-extras"),
         *("--no-emit-index-url", "--no-emit-options", "--cache-dir", f"{directory}/pip-tools-cache"),
         *("--pip-args", shlex.join((*_WHEELS_ONLY, *options))),
@@ -171,19 +175,14 @@ def _compile(toolbox: Toolbox, table: WheelsTable, facts: PythonFacts, options: 
     ]
     done = toolbox.run(argv)
     if done.code != 0:
-        raise _explain(done, toolbox, facts, options)
+        raise _explain(done, toolbox, target, options)
     return done.stdout
 
 
-def _explain(done: Completed, toolbox: Toolbox, facts: PythonFacts, options: Sequence[str]) -> FetchError:
+def _explain(done: Completed, toolbox: Toolbox, target: str, options: Sequence[str]) -> FetchError:
     """Why nothing could be resolved: no wheel, no such project, a conflict, or no network."""
-    target = f"Python {facts.python} on {facts.machine}"
-    if conflict := _CONFLICT.search(done.stderr):
-        return FetchError(
-            f"the requirements exclude each other for {target}",
-            details=[line.strip() for line in conflict[1].splitlines() if line.strip()][:12],
-            remedy="loosen one of these in wheels.requirements",
-        )
+    if "ResolutionImpossible" in done.stderr:
+        return _conflict(toolbox, target, options)
     missing = _MISSING.search(done.stderr)
     if missing is None:
         return failed(
@@ -206,6 +205,18 @@ def _explain(done: Completed, toolbox: Toolbox, facts: PythonFacts, options: Seq
         details=[line.strip() for line in listed.stderr.splitlines() if "ERROR" in line][-2:],
         remedy="check the name; if it is right, see that the index can be reached: proxies, REQUESTS_CA_BUNDLE, "
         "wheels.index",
+    )
+
+
+def _conflict(toolbox: Toolbox, target: str, options: Sequence[str]) -> FetchError:
+    """Which requirements exclude each other: pip-compile keeps that to itself, pip says it."""
+    words = ["pip", "install", "--dry-run", "--ignore-installed", *_WHEELS_ONLY, *options]
+    done = toolbox.run([*words, "-r", f"{toolbox.directory}/requirements.in"])
+    said = _CONFLICT.search(done.stdout + done.stderr)
+    return FetchError(
+        f"the requirements exclude each other for {target}",
+        details=[line.strip() for line in said[1].splitlines()][:12] if said else (),
+        remedy="loosen one of these in wheels.requirements",
     )
 
 
