@@ -51,6 +51,8 @@ class PlanNeeds:
         gpu_memory: bytes of memory needed on each of them.
         memory: bytes of host memory needed.
         capability: lowest CUDA compute capability, e.g. ``"8.0"``; empty when no GPU is used.
+        architectures: compute capabilities the engine holds code for, as torch spells them: ``8.0``, ``9.0a``
+            (that one alone), ``12.0+PTX`` (that one and later ones); empty when unknown.
         cpu_flags: CPU flags as in /proc/cpuinfo.
         python: version specifier such as ``">=3.10"`` for the venv runtime; empty for docker.
     """
@@ -59,6 +61,7 @@ class PlanNeeds:
     gpu_memory: int = 0
     memory: int = 0
     capability: str = ""
+    architectures: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
     python: str = ""
 
