@@ -1,0 +1,249 @@
+"""Indexes, manifests and configurations of images: bytes in, records out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airbundle.contract.lock import LockedFile, LockedImage
+from airbundle_onsite.contract.manifest import Layer, check_digest
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.errors import FetchError
+
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+OCI_CONFIG = "application/vnd.oci.image.config.v1+json"
+OCI_LAYER = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_CONFIG = "application/vnd.docker.container.image.v1+json"
+DOCKER_LAYER = "application/vnd.docker.image.rootfs.diff.tar"
+ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST))
+_LAYERS = {OCI_LAYER, f"{OCI_LAYER}+gzip", f"{OCI_LAYER}+zstd", DOCKER_LAYER, f"{DOCKER_LAYER}.gzip"}
+_DEFAULT_VARIANTS = {"arm64": "v8", "arm": "v7"}
+
+
+@record
+class Descriptor:
+    """A blob as a manifest names it."""
+
+    media_type: str
+    digest: str
+    size: int
+
+    @property
+    def sha256(self) -> str:
+        return self.digest.removeprefix("sha256:")
+
+
+@record
+class Manifest:
+    """One platform's image."""
+
+    media_type: str
+    config: Descriptor
+    layers: tuple[Descriptor, ...]
+
+
+@record
+class Config:
+    """What a configuration says; see `LockedImage`."""
+
+    platform: str
+    diff_ids: tuple[str, ...]
+    user: str
+    entrypoint: tuple[str, ...]
+    require_cuda: str
+
+
+@record
+class Origin:
+    """How an image's blobs are fetched again: the `LockedFile.origin` of every one."""
+
+    fields: Mapping[str, str]
+
+    def file(self, descriptor: Descriptor) -> LockedFile:
+        return LockedFile(descriptor.digest, descriptor.sha256, descriptor.size, dict(self.fields))
+
+    def manifest(self, data: bytes, sha256: str, media_type: str) -> LockedFile:
+        return LockedFile(f"sha256:{sha256}", sha256, len(data), {**self.fields, "manifest": media_type})
+
+
+def load(data: bytes, name: str) -> dict[str, Any]:
+    """Parse a document. Raises FetchError when it is not a JSON object."""
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise FetchError(f"{name}: its manifest is not JSON", remedy="is this really a registry?") from error
+    if not isinstance(value, dict):
+        raise FetchError(f"{name}: its manifest is not a JSON object", remedy="is this really a registry?")
+    return value
+
+
+def media_type_of(document: Mapping[str, Any], announced: str) -> str:
+    """The document's own media type, else the one it was served with, else by its form."""
+    own = str(document.get("mediaType") or announced.partition(";")[0].strip())
+    if own in (OCI_INDEX, OCI_MANIFEST, DOCKER_INDEX, DOCKER_MANIFEST) or document.get("schemaVersion") == 1:
+        return own
+    return OCI_INDEX if "manifests" in document else OCI_MANIFEST if "layers" in document else own
+
+
+def is_index(media_type: str) -> bool:
+    return media_type in (OCI_INDEX, DOCKER_INDEX)
+
+
+def choose_platform(index: Mapping[str, Any], platform: str, name: str) -> Descriptor:
+    """The one manifest for a platform; attestations and entries without a platform do not count.
+
+    Raises:
+        FetchError: naming the platforms that there are.
+    """
+    found: list[str] = []
+    for entry in index.get("manifests") or ():
+        stated = entry.get("platform") or {}
+        text = _platform(stated.get("os", ""), stated.get("architecture", ""), stated.get("variant", ""))
+        if text.startswith("unknown/") or "vnd.docker.reference.type" in (entry.get("annotations") or {}):
+            continue
+        if text and _same_platform(text, platform):
+            return _descriptor(entry, name)
+        found.append(text or "one without a platform")
+    raise FetchError(
+        f"{name}: has no image for {platform}",
+        details=[f"has {text}" for text in found],
+        remedy="name another image, or another [image] platform",
+    )
+
+
+def read_manifest(document: Mapping[str, Any], media_type: str, name: str) -> Manifest:
+    """Read one platform's manifest.
+
+    Raises:
+        FetchError: schema 1, something that is not a container image, foreign layers.
+    """
+    if document.get("schemaVersion") == 1 or "manifest.v1" in media_type.replace("oci.image.manifest.v1", ""):
+        raise FetchError(
+            f"{name}: a manifest of schema 1, which docker gave up",
+            remedy="pull it and push it again with a docker from this decade, then name that image",
+        )
+    if media_type not in (OCI_MANIFEST, DOCKER_MANIFEST):
+        raise FetchError(f"{name}: a document of type {media_type!r}, not an image", remedy="name an image")
+    try:
+        config = _descriptor(document["config"], name)
+        layers = tuple(_descriptor(layer, name) for layer in document["layers"])
+    except (KeyError, TypeError) as error:
+        raise FetchError(f"{name}: its manifest lacks {error}", remedy="push the image again") from error
+    if config.media_type not in (OCI_CONFIG, DOCKER_CONFIG):
+        raise FetchError(f"{name}: holds {config.media_type!r}, not a container image", remedy="name an image")
+    foreign = [layer for layer in layers if "foreign" in layer.media_type or "nondistributable" in layer.media_type]
+    if foreign:
+        raise FetchError(
+            f"{name}: {len(foreign)} of its layers may not be distributed and are not in the registry",
+            details=[layer.digest for layer in foreign],
+            remedy="use an image without foreign layers",
+        )
+    odd = [f"{layer.digest}: {layer.media_type}" for layer in layers if layer.media_type not in _LAYERS]
+    if odd:
+        raise FetchError(f"{name}: layers of an unknown type", details=odd, remedy="push it as gzip layers")
+    return Manifest(media_type, config, layers)
+
+
+def read_config(data: bytes, manifest: Manifest, platform: str, name: str) -> Config:
+    """Read a configuration and hold it against the manifest and the platform wanted.
+
+    Raises:
+        FetchError: another platform, or not as many layers.
+    """
+    document = load(data, name)
+    inner = document.get("config") or {}
+    own = _platform(document.get("os", ""), document.get("architecture", ""), document.get("variant", ""))
+    if not _same_platform(own, platform):
+        raise FetchError(
+            f"{name}: an image for {own or 'no platform'}, needed is {platform}", remedy="name another image"
+        )
+    diff_ids = tuple(str(each) for each in (document.get("rootfs") or {}).get("diff_ids") or ())
+    if len(diff_ids) != len(manifest.layers):
+        raise FetchError(
+            f"{name}: {len(manifest.layers)} layers, its configuration tells of {len(diff_ids)}",
+            remedy="the image is damaged: push it again",
+        )
+    variables = dict(item.partition("=")[::2] for item in inner.get("Env") or ())
+    entrypoint = inner.get("Entrypoint") or ()
+    return Config(
+        platform=own,
+        diff_ids=diff_ids,
+        user=str(inner.get("User") or ""),
+        entrypoint=(entrypoint,) if isinstance(entrypoint, str) else tuple(entrypoint),
+        require_cuda=variables.get("NVIDIA_REQUIRE_CUDA", ""),
+    )
+
+
+def locked_image(
+    name: str,
+    source: str,
+    source_digest: str,
+    manifest_file: LockedFile,
+    manifest: Manifest,
+    config: Config,
+    origin: Origin,
+) -> LockedImage:
+    """Put an image's lock together."""
+    blobs = {layer.digest: origin.file(layer) for layer in manifest.layers}
+    return LockedImage(
+        name=name,
+        source=source,
+        source_digest=source_digest,
+        manifest=manifest_file,
+        config=origin.file(manifest.config),
+        layers=tuple(
+            Layer(layer.digest, layer.size, diff_id, layer.media_type)
+            for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
+        ),
+        blobs=tuple(blobs.values()),
+        platform=config.platform,
+        user=config.user,
+        entrypoint=config.entrypoint,
+        require_cuda=config.require_cuda,
+    )
+
+
+def write_manifest(config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
+    """An OCI manifest for blobs that came without one; the same blobs always give the same bytes."""
+    document = {
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "config": _plain(config),
+        "layers": [_plain(layer) for layer in layers],
+    }
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _plain(descriptor: Descriptor) -> dict[str, Any]:
+    return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
+
+
+def _descriptor(entry: Mapping[str, Any], name: str) -> Descriptor:
+    digest, size = str(entry["digest"]), entry["size"]
+    try:
+        check_digest(digest)
+    except ValueError as error:
+        raise FetchError(f"{name}: {error}", remedy="only SHA-256 is supported: push the image again") from error
+    if type(size) is not int or size < 0:
+        raise FetchError(f"{name}: {digest} claims {size!r} bytes", remedy="push the image again")
+    return Descriptor(str(entry.get("mediaType", "")), digest, size)
+
+
+def _platform(system: str, architecture: str, variant: str) -> str:
+    if not system and not architecture:
+        return ""
+    return "/".join(part for part in (system, architecture, variant) if part)
+
+
+def _same_platform(found: str, wanted: str) -> bool:
+    return _with_variant(found) == _with_variant(wanted)
+
+
+def _with_variant(platform: str) -> tuple[str, ...]:
+    parts = platform.split("/")
+    default = _DEFAULT_VARIANTS.get(parts[1]) if len(parts) == 2 else None
+    return (*parts, default) if default else tuple(parts)
