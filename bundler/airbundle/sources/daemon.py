@@ -1,0 +1,141 @@
+"""``daemon:NAME[:TAG]``: an image that a docker engine on this machine has."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+import docker
+import docker.errors
+import requests
+import urllib3.exceptions
+from docker.models.images import Image
+
+from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
+from airbundle.contract.spec import ImageTable, ModelTable
+from airbundle.oci import documents
+from airbundle.oci.archive import SavedImage, read_saved
+from airbundle.sources.base import SourceContext
+from airbundle_onsite.errors import FetchError, UsageError
+
+SCHEME = "daemon"
+_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
+_TIMEOUT = 600  # seconds without a byte; an engine reads whole layers before it sends the first
+
+
+def create(context: SourceContext) -> DaemonSource:
+    """See `airbundle.sources.base`."""
+    return DaemonSource(context)
+
+
+class DaemonSource:
+    """The engine has no digest of its own for an image: it is pinned by its id, the digest of its configuration."""
+
+    scheme = SCHEME
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._lock = Lock()
+
+    def lock_model(self, model: ModelTable) -> LockedModel:
+        """Refused: this source has images only."""
+        raise UsageError(f"{model.source}: daemon: holds images only", remedy="write hf:, pypi: or local: for a model")
+
+    def lock_image(self, image: ImageTable, platform: str) -> LockedImage:
+        """See `Source.lock_image`. The image is saved into the cache now, since that alone tells its blobs."""
+        name = _tagged(image.source.partition(":")[2])
+        with self._engine(name) as found:
+            saved = self._save(found, name)
+        origin = documents.Origin({"source": SCHEME, "image": name, "image_id": saved.config.digest})
+        manifest = documents.Manifest(documents.OCI_MANIFEST, saved.config, saved.layers)
+        config = documents.read_config(
+            self._context.cache.path(saved.config.sha256).read_bytes(), manifest, platform, f"{SCHEME}:{name}"
+        )
+        for layer, diff_id in zip(saved.layers, config.diff_ids, strict=True):
+            if layer.media_type == documents.OCI_LAYER and layer.digest != diff_id:
+                raise FetchError(
+                    f"{SCHEME}:{name}: the engine gave other bytes for a layer than its image says",
+                    details=(f"found {layer.digest}", f"needed {diff_id}"),
+                    remedy="its store is damaged: remove the image and pull it again",
+                )
+        digest = hashlib.sha256(saved.manifest).hexdigest()
+        return documents.locked_image(
+            image.name or _site_name(name),
+            image.source,
+            saved.config.digest,
+            origin.manifest(saved.manifest, digest, documents.OCI_MANIFEST),
+            manifest,
+            config,
+            origin,
+        )
+
+    def fetch(self, item: LockedFile, advance: Callable[[int], None]) -> None:
+        """See `Source.fetch`. One save brings every blob of the image, so the others then find theirs in the cache."""
+        name, cache = item.origin["image"], self._context.cache
+        with self._lock:
+            if not cache.has(item.sha256, item.size):
+                with self._engine(name) as found:
+                    saved = self._save(found, name)
+                if saved.config.digest != item.origin["image_id"]:
+                    raise FetchError(
+                        f"{SCHEME}:{name}: another image now",
+                        details=(f"found {saved.config.digest}", f"needed {item.origin['image_id']}"),
+                        remedy="tag the old image with this name again, or lock again",
+                    )
+                if not cache.has(item.sha256, item.size):
+                    raise FetchError(
+                        f"{item.path}: not in what the engine saves for {name} any more",
+                        remedy="another kind of image store packs layers differently: lock again",
+                    )
+        advance(item.size)
+
+    def _save(self, image: Image, name: str) -> SavedImage:
+        """Save by name, never by id: an archive made by id has no name in it."""
+        total, talk = int(image.attrs.get("Size") or 0), self._context.talk
+        stream: Iterable[bytes] = image.client.api.get_image(name)
+
+        def chunks() -> Iterator[bytes]:
+            done = 0
+            for chunk in stream:
+                done += len(chunk)
+                talk.progress(f"saving {name}", min(done, total - 1), total)
+                yield chunk
+            talk.progress(f"saving {name}", done, done)
+
+        return read_saved(chunks(), self._context.cache, f"{SCHEME}:{name}")
+
+    @contextmanager
+    def _engine(self, name: str) -> Iterator[Image]:
+        """The image in the engine; errors of the engine in words."""
+        settings = {key: value for key in _VARIABLES if (value := self._context.environ(key))}
+        where = settings.get("DOCKER_HOST", "the local docker engine")
+        try:
+            client = docker.from_env(environment=settings, timeout=_TIMEOUT)
+            try:
+                yield client.images.get(name)
+            finally:
+                client.close()
+        except docker.errors.ImageNotFound as error:
+            raise FetchError(
+                f"{SCHEME}:{name}: {where} has no such image", remedy="see `docker images`; pull or build it first"
+            ) from error
+        except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
+            raise FetchError(
+                f"{SCHEME}:{name}: {where} does not answer as it should ({type(error).__name__})",
+                remedy="start it, or set DOCKER_HOST; this user must be allowed to use its socket",
+            ) from error
+
+
+def _tagged(name: str) -> str:
+    """With a tag: an engine asked for a bare name would save every tag of it."""
+    if "@" in name or name.startswith("sha256:"):
+        raise UsageError(f"daemon:{name}: named by digest", remedy="give it a plain tag (docker tag), and name that")
+    return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
+
+
+def _site_name(name: str) -> str:
+    """Without the registry's host."""
+    first, slash, rest = name.partition("/")
+    return rest if slash and (set(first) & {".", ":"} or first == "localhost") else name
