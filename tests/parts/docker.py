@@ -55,7 +55,8 @@ def running() -> Iterator[DockerEngine]:
     directory = Path(tempfile.mkdtemp(prefix="ab-docker-"))
     name = f"ab{secrets.token_hex(3)}"
     engine = DockerEngine(directory / "docker.sock", directory / "data", directory / "dockerd.log")
-    second, third = secrets.randbelow(60) + 190, secrets.randbelow(250)
+    # 198.18.0.0/15 is set apart for tests of networks, so no real network of this machine is hidden.
+    third = secrets.randbelow(250)
     argv = [
         need.program("dockerd"),
         *("--config-file", str(_empty_configuration(directory))),
@@ -65,9 +66,9 @@ def running() -> Iterator[DockerEngine]:
         *("--pidfile", str(directory / "docker.pid")),
         *("--containerd-namespace", name, "--containerd-plugins-namespace", f"{name}p"),
         *("--bridge", name),
-        *("--default-address-pool", f"base=10.{second}.0.0/16,size=24"),
+        *("--default-address-pool", "base=198.19.0.0/16,size=24"),
     ]
-    _make_bridge(name, f"10.{second - 60}.{third}.1/24")
+    _make_bridge(name, f"198.18.{third}.1/24")
     daemon = Daemon(argv, engine.log, env={**os.environ, "PATH": need.SEARCH})
     try:
         wait_until(lambda: _answers(engine), 60, "dockerd", process=daemon)

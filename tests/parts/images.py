@@ -136,9 +136,12 @@ def _bootstrap(rootfs: Rootfs, target: Path) -> None:
         rootfs.suite,
         str(target),
     ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
-    if done.returncode != 0:
-        raise RuntimeError(f"mmdebstrap {rootfs.suite} failed ({done.returncode}):\n{done.stderr[-3000:]}")
+    for _ in range(2):  # once more, because an archive may change while it is read
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=900)
+        if done.returncode == 0:
+            return
+        target.unlink(missing_ok=True)
+    raise RuntimeError(f"mmdebstrap {rootfs.suite} failed ({done.returncode}):\n{done.stderr[-3000:]}")
 
 
 def _config_json(config: Config, layers: Sequence[tuple[dict[str, object], str]]) -> bytes:
