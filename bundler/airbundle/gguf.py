@@ -1,10 +1,12 @@
-"""Reads the header of a GGUF file: enough to prove that the file is whole."""
+"""Reads the header of a GGUF file: enough to prove that the file is whole, and what its metadata say."""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
+from dataclasses import field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from airbundle_onsite.contract.record import record
 
@@ -13,7 +15,8 @@ _VERSIONS = (2, 3)
 _MOST_ENTRIES = 1_000_000
 _MOST_STRING = 64 * 1024 * 1024
 _STRING, _ARRAY = 8, 9
-_SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # value type: bytes
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # by value type
+_LONGEST_ARRAY = 4096  # of numbers, that is kept
 _ALIGNMENT = "general.alignment"
 
 # Tensor type: (elements in a block, bytes of a block). Types that are not here are not measured.
@@ -60,11 +63,13 @@ class GgufHeader:
         version: of the format.
         tensors: how many.
         needed: bytes the file must at least have for its tensors.
+        metadata: by key. Short arrays of numbers are tuples, and of every other array only its length is kept.
     """
 
     version: int
     tensors: int
     needed: int
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 class GgufError(ValueError):
@@ -97,16 +102,15 @@ class _Reader:
         tensors, values = self._number("<Q"), self._number("<Q")
         if max(tensors, values) > _MOST_ENTRIES:
             raise GgufError(f"claims {tensors} tensors and {values} metadata entries")
-        alignment = 32
+        metadata: dict[str, Any] = {}
         for _ in range(values):
-            key, kind = self._string(), self._number("<I")
-            if key == _ALIGNMENT and kind == 4:
-                alignment = self._number("<I") or 32
-            else:
-                self._skip(kind)
+            key = self._string()
+            metadata[key] = self._value(self._number("<I"))
+        alignment = metadata.get(_ALIGNMENT)
+        alignment = alignment if type(alignment) is int and alignment > 0 else 32
         ends = [self._tensor() for _ in range(tensors)]
         start = -(-self._handle.tell() // alignment) * alignment if tensors else self._handle.tell()
-        return GgufHeader(version, tensors, start + max(ends, default=0))
+        return GgufHeader(version, tensors, start + max(ends, default=0), metadata)
 
     def _tensor(self) -> int:
         """Where its data ends, counted from where the data begin."""
@@ -121,22 +125,29 @@ class _Reader:
         block, size = _BLOCKS.get(kind, (1, 0))
         return offset + -(-elements // block) * size
 
-    def _skip(self, kind: int) -> None:
+    def _value(self, kind: int) -> Any:
         if kind == _STRING:
-            self._string()
-        elif kind in _SCALARS:
-            self._take(_SCALARS[kind])
-        elif kind == _ARRAY:
-            inner, count = self._number("<I"), self._number("<Q")
-            if inner in _SCALARS:
-                self._take(_SCALARS[inner] * count)
-            elif inner == _STRING:
-                for _ in range(count):
-                    self._string()
-            else:
-                raise GgufError(f"holds an array of the unknown type {inner}")
-        else:
+            return self._string()
+        if kind in _SCALARS:
+            return self._numbers(kind, 1)[0]
+        if kind != _ARRAY:
             raise GgufError(f"holds a value of the unknown type {kind}")
+        inner, count = self._number("<I"), self._number("<Q")
+        if inner in _SCALARS:
+            return self._numbers(inner, count) if count <= _LONGEST_ARRAY else self._pass(inner, count)
+        if inner != _STRING:
+            raise GgufError(f"holds an array of the unknown type {inner}")
+        for _ in range(count):
+            self._string()
+        return count
+
+    def _numbers(self, kind: int, count: int) -> tuple[Any, ...]:
+        code = f"<{count}{_SCALARS[kind]}"
+        return struct.unpack(code, self._take(struct.calcsize(code)))
+
+    def _pass(self, kind: int, count: int) -> int:
+        self._take(struct.calcsize(f"<{_SCALARS[kind]}") * count)
+        return count
 
     def _string(self) -> str:
         return self._take(self._number("<Q")).decode("utf-8", "replace")

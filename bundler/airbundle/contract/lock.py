@@ -38,7 +38,13 @@ class LockedFile:
 
 @record
 class LockedModel:
-    """See `airbundle_onsite.contract.manifest.ModelEntry`; `skipped` is bytes of the source left out, by reason."""
+    """See `airbundle_onsite.contract.manifest.ModelEntry`.
+
+    Attributes:
+        skipped: bytes of the source left out, by reason.
+        facts: what the weights' own header says, for memory plans; empty when it was not at hand while locking.
+            See `airbundle.resolve`.
+    """
 
     served_name: str
     source: str
@@ -48,6 +54,7 @@ class LockedModel:
     entry: str = ""
     license: str = ""
     skipped: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
 @record
