@@ -19,7 +19,6 @@ from airbundle_onsite.runtimes import docker_config as config
 from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.docker_archive import docker_archive
 from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network
-from airbundle_onsite.runtimes.docker_preflight import docker_checks
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.pip import install_argv, pip_wheel
 from airbundle_onsite.runtimes.values import is_loopback, physical_cores
@@ -48,8 +47,28 @@ class DockerRuntime:
     # --- before a start -----------------------------------------------------------------------------------
 
     def preflight(self, manifest: BundleManifest, plan: LaunchPlan, fingerprint: Fingerprint) -> list[CheckResult]:
-        """Whether this host can run the plan; changes nothing."""
-        return docker_checks(manifest, plan, fingerprint, self._environment.root, self._environment.runner)
+        """What the match of the fingerprint cannot know: whose port and whose containers these would be."""
+        checks = []
+        if not is_loopback(manifest.serving.host):
+            address = f"{manifest.serving.host}:{manifest.serving.port}"
+            checks.append(
+                CheckResult(
+                    "docker.exposure",
+                    "warn",
+                    f"the engine's own port will be open to other machines at {address}",
+                    expected="127.0.0.1",
+                    actual=manifest.serving.host,
+                    remedy="anybody who reaches this machine may use the model, and the container's network has a "
+                    "route out (though no address that an answer finds); put a gateway before 127.0.0.1 instead",
+                )
+            )
+        for slot in ("service", "candidate"):
+            name = config.container_name(manifest.name, manifest.version, slot)
+            container = self._inspect(name) if fingerprint.docker.state == "ok" else None
+            if container is not None and config.owner(container) != self._root:
+                error = _not_ours(name, config.owner(container))
+                checks.append(CheckResult("docker.container", "fail", error.summary, remedy=error.remedy))
+        return checks
 
     def load_images(self, manifest: BundleManifest, blobs: Iterator[Blob]) -> None:
         """Stream the images into the engine; afterwards each is there by id and by name.
@@ -235,10 +254,7 @@ class DockerRuntime:
         if older is not None:
             owner = config.owner(older)
             if owner != self._root:
-                raise EngineError(
-                    f"container {name} belongs to {f'the installation in {owner}' if owner else 'somebody else'}",
-                    remedy=f"uninstall it there, or use --root {owner}" if owner else f"docker rm -f {name}",
-                )
+                raise _not_ours(name, owner)
             self._delete(name)
         self._client.post("/containers/create", body, operation=f"create container {name}", query={"name": name})
 
@@ -306,6 +322,13 @@ class DockerRuntime:
 def _container(instance: Instance) -> str:
     return str(
         instance.details.get("container") or config.container_name(instance.name, instance.version, instance.slot)
+    )
+
+
+def _not_ours(name: str, owner: Optional[str]) -> EngineError:
+    return EngineError(
+        f"container {name} belongs to {f'the installation in {owner}' if owner else 'somebody else'}",
+        remedy=f"uninstall it there, or use --root {owner}" if owner else f"docker rm -f {name}",
     )
 
 

@@ -25,7 +25,7 @@ from airbundle_onsite.runtimes.base import Blob, Environment, Instance, Instance
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.pip import clean_environment, install_argv, pip_wheel
 from airbundle_onsite.runtimes.values import fill_plan, physical_cores
-from airbundle_onsite.runtimes.venv_python import find_python, satisfies
+from airbundle_onsite.runtimes.venv_python import find_python
 
 Slot = Literal["service", "candidate"]
 
@@ -52,24 +52,8 @@ class VenvRuntime:
     # --- before a start -----------------------------------------------------------------------------------
 
     def preflight(self, manifest: BundleManifest, plan: LaunchPlan, fingerprint: Fingerprint) -> list[CheckResult]:
-        """Whether this host can run the plan; changes nothing."""
-        found = [f"{python.path} {python.version}" for python in fingerprint.pythons]
-        fitting = [
-            python
-            for python in fingerprint.pythons
-            if python.venv and satisfies(_version(python.version), plan.needs.python)
-        ]
-        wanted = f"Python {plan.needs.python}".strip()
-        return [
-            CheckResult(
-                "venv.python",
-                "pass" if fitting else "fail",
-                f"{fitting[0].path} runs the engine" if fitting else "no suitable Python on this machine",
-                expected=f"{wanted} with the module venv",
-                actual=f"{fitting[0].version}" if fitting else "; ".join(found) or "none",
-                remedy="" if fitting else "install one from the distribution's medium, or take a docker bundle",
-            )
-        ]
+        """Nothing beyond what the match of the fingerprint has compared already: interpreter, disk and memory."""
+        return []
 
     def load_images(self, manifest: BundleManifest, blobs: Iterator[Blob]) -> None:
         """There are no images without containers; what streams by is consumed."""
@@ -92,7 +76,7 @@ class VenvRuntime:
         if _marker(release) == _wanted_marker(release):
             return
         shutil.rmtree(target, ignore_errors=True)
-        python = find_python(self._environment.runner, release.plan.needs.python)
+        python = find_python(self._environment.runner, release.plan.needs.python, release.manifest.needs.wheel_tags)
         self._environment.talk.say(f"making a virtual environment with {python.path}")
         self._run([python.path, "-I", "-m", "venv", "--without-pip", str(target)], release, "make the environment")
         if release.plan.wheels:
@@ -292,7 +276,3 @@ def _tail(path: Path, lines: int) -> str:
     except OSError:
         return ""
     return "".join(data.decode("utf-8", "replace").splitlines(keepends=True)[-lines:])
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split(".") if part.isdigit())
