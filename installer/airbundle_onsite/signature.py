@@ -105,10 +105,11 @@ def parse_signature(signature: bytes) -> Signature:
 
 def _typed(blob: bytes, size: int, what: str) -> bytes:
     reader = _Reader(blob)
-    kind, value = reader.string(), reader.string()
-    reader.end()
+    kind = reader.string()
     if kind != _KEY_TYPE:
         raise ValueError(f"{what} of type {kind.decode('ascii', 'replace')[:40]!r} found, 'ssh-ed25519' needed")
+    value = reader.string()
+    reader.end()
     if len(value) != size:
         raise ValueError(f"{what} of {len(value)} bytes found, {size} needed")
     return value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -99,20 +100,25 @@ def hash_range(descriptor: int, offset: int, size: int, buffer: memoryview) -> t
     return hasher.hexdigest(), done
 
 
-def fill(descriptor: int, offset: int, view: memoryview) -> str:
-    """Fill the whole view from `offset` on, hashing on the way; returns the SHA-256.
+def read_range(descriptor: int, offset: int, size: int) -> tuple[deque[bytes], str]:
+    """A range of an open file as blocks of at most 1 MiB, and its SHA-256.
 
     Raises:
         Unreadable: the media fail, or the file ends before.
     """
+    blocks: deque[bytes] = deque()
     hasher, done = hashlib.sha256(), 0
-    while done < len(view):
-        count = read_at(descriptor, view[done : done + CHUNK], offset + done)
-        if not count:
-            raise Unreadable(f"it ends after {done} of {len(view)} bytes")
-        hasher.update(view[done : done + count])
-        done += count
-    return hasher.hexdigest()
+    while done < size:
+        try:
+            block = os.pread(descriptor, min(CHUNK, size - done), offset + done)
+        except OSError as error:
+            raise _failed(offset + done, error) from error
+        if not block:
+            raise Unreadable(f"it ends after {done} of {size} bytes")
+        hasher.update(block)
+        blocks.append(block)
+        done += len(block)
+    return blocks, hasher.hexdigest()
 
 
 def read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
@@ -120,7 +126,11 @@ def read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
     try:
         return os.preadv(descriptor, [buffer], offset)
     except OSError as error:
-        raise Unreadable(f"reading it failed at byte {offset}: {error.strerror}") from error
+        raise _failed(offset, error) from error
+
+
+def _failed(offset: int, error: OSError) -> Unreadable:
+    return Unreadable(f"reading it failed at byte {offset}: {error.strerror}")
 
 
 def will_need(descriptor: int, offset: int, size: int) -> None:

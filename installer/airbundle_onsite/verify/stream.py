@@ -1,25 +1,25 @@
 """Streams the payload's files straight from the parts: no joined copy, and no byte before its piece was proven.
 
-A reader thread reads and hashes the next piece while the consumer takes the current one; two buffers of one piece
-each go round between them, and are all the memory this needs.
+A reader thread reads and hashes the next piece while the consumer takes the current one. At most two pieces of
+64 MiB are in memory, as blocks that are handed on without another copy and freed when they were taken.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Optional, Union
 
 from airbundle_onsite.contract.manifest import FileEntry
-from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media, tar
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.parts import Piece, pieces_of
 
-_BUFFERS = 2
+_PIECES_IN_MEMORY = 2
 
 
 class PayloadReader:
@@ -86,39 +86,28 @@ def _require_end(joined: _Joined) -> None:
             tar.refuse("something follows the last file")
 
 
-@record
-class _Proven:
-    """A piece in memory whose hash agreed."""
-
-    piece: Piece
-    buffer: bytearray
-
-
 class _Joined:
     """The joined payload, read forwards. A context manager, for its thread."""
 
     def __init__(self, trusted: TrustedManifest, talk: Talk) -> None:
         payload = trusted.manifest.payload
-        self._trusted, self._talk, self._size = trusted, talk, payload.size
+        self._directory, self._talk, self._size = trusted.directory, talk, payload.size
         self.position = 0
         self._pieces = [piece for part in payload.parts for piece in pieces_of(part)]
-        self._free: queue.Queue[Optional[bytearray]] = queue.Queue()
-        self._proven: queue.Queue[Union[_Proven, IntegrityError]] = queue.Queue()
-        self._current: Optional[_Proven] = None
-        self._at = 0
+        self._room = threading.Semaphore(_PIECES_IN_MEMORY)
+        self._proven: queue.Queue[Union[deque[bytes], IntegrityError]] = queue.Queue()
+        self._blocks: Optional[deque[bytes]] = None
+        self._block, self._at = b"", 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read_pieces, name="read-pieces", daemon=True)
 
     def __enter__(self) -> _Joined:
-        largest = max((piece.size for piece in self._pieces), default=0)
-        for _ in range(min(_BUFFERS, len(self._pieces))):
-            self._free.put(bytearray(largest))
         self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._stopped.set()
-        self._free.put(None)
+        self._room.release()
         self._thread.join()
 
     @property
@@ -131,54 +120,49 @@ class _Joined:
         return b"".join(self.chunks(size))
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """The next `size` bytes, at most 1 MiB at a time. Copies: a buffer is filled anew while they are in use."""
+        """The next `size` bytes, at most 1 MiB at a time."""
         if size > self.left:
             tar.refuse(f"it ends at byte {self._size}, needed {self.position + size}")
         while size:
-            proven = self._piece()
-            end = min(self._at + size, self._at + media.CHUNK, proven.piece.size)
-            with memoryview(proven.buffer) as view:
-                chunk = bytes(view[self._at : end])
+            if self._at == len(self._block):
+                self._block, self._at = self._next_block(), 0
+            chunk = self._block[self._at : self._at + size]  # the whole block, uncopied, where it is all wanted
             size -= len(chunk)
             self.position += len(chunk)
-            self._at = end
+            self._at += len(chunk)
             self._talk.progress("reading the payload", self.position, self._size)
             yield chunk
 
-    def _piece(self) -> _Proven:
-        """The piece that holds the next byte."""
-        if self._current is not None and self._at < self._current.piece.size:
-            return self._current
-        if self._current is not None:
-            self._free.put(self._current.buffer)
-            self._current = None
-        proven = self._proven.get()
-        if isinstance(proven, IntegrityError):
-            raise proven
-        self._current, self._at = proven, 0
-        return proven
+    def _next_block(self) -> bytes:
+        if not self._blocks:
+            if self._blocks is not None:
+                self._room.release()
+            proven = self._proven.get()
+            if isinstance(proven, IntegrityError):
+                raise proven
+            self._blocks = proven
+        return self._blocks.popleft()
 
     # --- in the reader thread -----------------------------------------------------------------------------
     def _read_pieces(self) -> None:
         for piece in self._pieces:
-            buffer = self._free.get()
-            if buffer is None or self._stopped.is_set():
+            self._room.acquire()
+            if self._stopped.is_set():
                 return
             try:
-                found = self._fill(piece, buffer)
+                self._proven.put(self._read(piece))
             except media.Unreadable as error:
                 self._proven.put(_bad(piece, str(error)))
                 return
-            if found != piece.sha256:
-                self._proven.put(_bad(piece, f"found SHA-256 {found[:16]}…, needed {piece.sha256[:16]}…"))
-                return
-            self._proven.put(_Proven(piece, buffer))
 
-    def _fill(self, piece: Piece, buffer: bytearray) -> str:
-        """Read a piece into the buffer; returns its SHA-256. Raises Unreadable."""
-        with media.open_regular(self._trusted.directory / piece.part.name) as descriptor:
+    def _read(self, piece: Piece) -> deque[bytes]:
+        """The piece's bytes, after their hash agreed. Raises Unreadable."""
+        with media.open_regular(self._directory / piece.part.name) as descriptor:
             media.will_need(descriptor, piece.offset, piece.size)
-            return media.fill(descriptor, piece.offset, memoryview(buffer)[: piece.size])
+            blocks, found = media.read_range(descriptor, piece.offset, piece.size)
+        if found != piece.sha256:
+            raise media.Unreadable(f"found SHA-256 {found[:16]}…, needed {piece.sha256[:16]}…")
+        return blocks
 
 
 def _bad(piece: Piece, reason: str) -> IntegrityError:
