@@ -127,9 +127,13 @@ def parameters(options):
     return params
 
 
+def say(line):
+    sys.stderr.write(f"serve_llama_cpp: {line}\n")
+    sys.stderr.flush()
+
+
 def main(words):
     options = command_line(words)
-    say = lambda line: print(f"serve_llama_cpp: {line}", file=sys.stderr, flush=True)  # noqa: E731
     reason = refusal(options)
     if reason:
         say(reason)

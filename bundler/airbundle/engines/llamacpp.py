@@ -1,0 +1,315 @@
+"""llama.cpp: llama-server in an image, or the same server inside the xllamacpp wheel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+
+from airbundle.contract.lock import BundleLock, LockedModel
+from airbundle.data import data_dir
+from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
+from airbundle_onsite.contract.record import near_miss, record
+from airbundle_onsite.errors import UsageError
+from airbundle_onsite.render import human_bytes
+
+NAME = "llama.cpp"
+WHEEL = "xllamacpp"
+LAUNCHER = "serve_llama_cpp.py"
+_MIB = 1 << 20
+_UBATCH = 512  # llama-server's own --ubatch-size
+_PROGRAM = 64 * _MIB  # the interpreter or server itself, measured at 40 to 60 MiB
+_LOAD_RATE = 50 * _MIB  # bytes a second of a slow disk, for how long loading may take
+_HELP = "llama-server --help, build 11669"
+
+
+def create() -> LlamaCpp:
+    """See `airbundle.engines.base`."""
+    return LlamaCpp()
+
+
+@record
+class Memory:
+    """Bytes an engine needs, by what for. `exact` tells whether the weights' header was at hand."""
+
+    weights: int
+    kv_cache: int
+    compute: int
+    prompt_cache: int
+    exact: bool
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.kv_cache + self.compute + self.prompt_cache + _PROGRAM
+
+
+class LlamaCpp:
+    """See `airbundle.engines.base.Engine`."""
+
+    name = NAME
+
+    def version(self, lock: BundleLock) -> str:
+        """The wheel's version, the spec's, or the image's tag."""
+        wheel = next((wheel for wheel in lock.wheels if wheel.name == WHEEL), None)
+        if wheel is not None:
+            return f"{WHEEL} {wheel.version}"
+        return lock.spec.engine.version or (lock.images[0].name.rpartition(":")[2] if lock.images else "")
+
+    def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
+        """One plan: for the profile's GPUs when it has any, else for its CPU; never silently the other."""
+        model = _model(lock)
+        memory = estimate(lock, model)
+        gpus = _gpus(lock)
+        command, flags = _command(lock), _flags(lock, memory, gpus)
+        _check_flags(lock, flags)
+        return (
+            LaunchPlan(
+                id="gpu" if gpus else "cpu",
+                engine=NAME,
+                engine_version=self.version(lock),
+                runtime=lock.spec.runtime.kind,
+                argv=(*command, *_words(flags)),
+                model=model.served_name,
+                image=lock.images[0].name if lock.spec.runtime.kind == "docker" else None,
+                wheels=bool(lock.wheels),
+                env={"HF_HUB_OFFLINE": "1", "HOME": "{state}"},
+                gpus=str(gpus) if gpus else "none",
+                port=lock.spec.serving.port,
+                needs=_needs(lock, memory, gpus),
+                readiness=Readiness(load_seconds=120 + 2 * memory.weights // _LOAD_RATE),
+                log_patterns=(*_PATTERNS, *(_GPU_PATTERNS if gpus else ())),
+                knobs=_KNOBS,
+                flags=tuple(flag for flag in flags if flag.reason),
+            ),
+        )
+
+    def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
+        """The launcher, when the engine is the wheel."""
+        return {LAUNCHER: _launcher()} if lock.wheels else {}
+
+
+def estimate(lock: BundleLock, model: LockedModel) -> Memory:
+    """What serving takes, from the spec and the weights' header."""
+    weights = sum(file.size for file in model.files if file.path.endswith(".gguf"))
+    tokens = lock.spec.serving.context * lock.spec.serving.concurrency
+    per_token = _kv_bytes_per_token(model.facts)
+    # With no header at hand: a quarter of the weights for 4096 tokens, more than the usual models of grouped heads.
+    kv_cache = per_token * tokens if per_token else weights * tokens // (4 * 4096)
+    width = _number(model.facts, "vocabulary") + 8 * _number(model.facts, "embedding_length")
+    compute = 4 * _UBATCH * width if width else weights // 4
+    return Memory(weights, kv_cache, compute, min(kv_cache, 8192 * _MIB) // _MIB * _MIB, exact=bool(per_token))
+
+
+def _kv_bytes_per_token(facts: Mapping[str, str]) -> int:
+    """Keys and values of one token in all layers, 16 bits each; 0 when the header does not tell."""
+    layers, heads = _number(facts, "block_count"), _number(facts, "attention.head_count")
+    if not layers or not heads:
+        return 0
+    head_width = _number(facts, "embedding_length") // heads
+    keys = _number(facts, "attention.key_length") or head_width
+    values = _number(facts, "attention.value_length") or head_width
+    per_layer = [int(number) for number in facts.get("attention.head_count_kv", str(heads)).split(",")]
+    kv_heads = sum(per_layer) if len(per_layer) > 1 else layers * per_layer[0]
+    return kv_heads * (keys + values) * 2
+
+
+def _number(facts: Mapping[str, str], key: str) -> int:
+    """The largest of a fact's numbers; 0 when it is not there."""
+    return max((int(number) for number in facts.get(key, "").split(",") if number.isdecimal()), default=0)
+
+
+def _model(lock: BundleLock) -> LockedModel:
+    model = lock.models[0]
+    if model.format != "gguf" or not model.entry:
+        raise UsageError(
+            f"model {model.served_name}: llama.cpp serves GGUF, this is {model.format}",
+            remedy="name a source with a GGUF file, and the file in model.file when there are several",
+        )
+    context, trained = lock.spec.serving.context, _number(model.facts, "context_length")
+    if trained and context > trained:
+        raise UsageError(
+            f"serving.context is {context}, but {model.served_name} was trained for {trained} tokens",
+            remedy=f"set serving.context to at most {trained}",
+        )
+    return model
+
+
+def _gpus(lock: BundleLock) -> int:
+    return (lock.spec.target.gpus or lock.profile.gpu.count) if lock.profile.gpu else 0
+
+
+def _needs(lock: BundleLock, memory: Memory, gpus: int) -> PlanNeeds:
+    python = ">=3.10" if lock.spec.runtime.kind == "venv" else ""
+    if not gpus:
+        return PlanNeeds(memory=memory.total, cpu_flags=lock.profile.cpu_flags, python=python)
+    assert lock.profile.gpu is not None
+    on_gpu = memory.weights + memory.kv_cache + memory.compute
+    return PlanNeeds(
+        gpus=gpus,
+        gpu_memory=on_gpu // gpus + 512 * _MIB,  # and what the driver keeps for each process
+        memory=memory.prompt_cache + _PROGRAM + memory.compute,
+        capability=lock.profile.gpu.capability,
+        cpu_flags=lock.profile.cpu_flags,
+        python=python,
+    )
+
+
+def _command(lock: BundleLock) -> tuple[str, ...]:
+    if lock.wheels:
+        if not any(wheel.name == WHEEL for wheel in lock.wheels):
+            raise UsageError(
+                f"the wheels hold no {WHEEL}, which is what runs llama.cpp from wheels",
+                remedy=f'add "{WHEEL}" to wheels.requirements',
+            )
+        return ("{python}", f"{{config}}/{LAUNCHER}")
+    entrypoint = lock.images[0].entrypoint
+    if not entrypoint or not PurePosixPath(entrypoint[0]).name.startswith("llama-server"):
+        raise UsageError(
+            f"image {lock.images[0].name}: its entry point is {' '.join(entrypoint) or 'empty'}, needed is llama-server",
+            remedy="name an image of llama.cpp's server; or a base image with Python, and [wheels] with "
+            f'requirements = ["{WHEEL}"]',
+        )
+    return tuple(word.replace("{", "{{").replace("}", "}}") for word in entrypoint)
+
+
+def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
+    """Every flag in order; those without a reason say only what to serve and where. The spec's own come last."""
+    serving, model = lock.spec.serving, lock.models[0]
+    total = serving.context * serving.concurrency
+    seen = "from the header of the weights" if memory.exact else "roughly, since the weights' header was not at hand"
+    flags = [
+        Flag("--model", f"{{model}}/{model.entry}", ""),
+        Flag("--host", "{host}", ""),
+        Flag("--port", "{port}", ""),
+        Flag("--alias", "{served_name}", ""),
+        Flag(
+            "--ctx-size",
+            str(total),
+            f"{serving.context} tokens for each of {serving.concurrency} requests, which share this number evenly; "
+            f"{human_bytes(memory.kv_cache)} of keys and values, {seen}",
+            _HELP,
+        ),
+        Flag("--parallel", str(serving.concurrency), "serving.concurrency of the spec", _HELP),
+        Flag("--threads", "{threads}", "physical cores: generation is bound by memory, and hyper-threads only contend"),
+        Flag(
+            "--cache-ram",
+            str(memory.prompt_cache // _MIB),
+            "caps the cache of past prompts at the size of the key-value cache; the default of 8192 MiB comes on top "
+            "of what the model needs",
+            _HELP,
+        ),
+        Flag("--metrics", "", "counters for monitoring, on the same port", _HELP),
+        Flag("--no-webui", "", "the service is an API; nothing else is offered on its port", _HELP),
+        Flag("--offline", "", "no download is ever tried", _HELP),
+    ]
+    if gpus:
+        flags.append(Flag("--gpu-layers", "999", "every layer on the GPU; layers left on the CPU slow each token"))
+    return _with_own(flags, lock.spec.engine.flags)
+
+
+def _with_own(flags: list[Flag], own: Mapping[str, str]) -> list[Flag]:
+    """The spec's ``[engine.flags]`` in place of ours or after them; the value ``-`` leaves a flag out."""
+    chosen = {flag.name: flag for flag in flags}
+    for name, value in own.items():
+        flag = f"--{name.lstrip('-')}"
+        if flag in ("--model", "--host", "--port", "--alias"):
+            raise UsageError(
+                f"engine.flags: {flag} is set by the site", remedy="use model.served_name and [serving] instead"
+            )
+        if value == "-":
+            chosen.pop(flag, None)
+        else:
+            chosen[flag] = Flag(flag, _literal(value), "set in the spec")
+    return list(chosen.values())
+
+
+def _literal(value: str) -> str:
+    return value.replace("{", "{{").replace("}", "}}")
+
+
+def _words(flags: list[Flag]) -> list[str]:
+    return [word for flag in flags for word in (flag.name, flag.value) if word]
+
+
+def _check_flags(lock: BundleLock, flags: list[Flag]) -> None:
+    """The launcher takes a closed set; what an image's own build takes shows when it starts."""
+    if not lock.wheels:
+        return
+    known = re.findall(r'^    "(--[a-z-]+)": ', _launcher().decode(), re.MULTILINE)
+    known += ["--model", "--host", "--port", "--alias"]
+    wrong = [f"{flag.name}{near_miss(flag.name, known)}" for flag in flags if flag.name not in known]
+    if wrong:
+        raise UsageError(
+            f"engine.flags: llama.cpp from the wheel does not take {', '.join(wrong)}",
+            remedy=f"it takes {', '.join(sorted(known))}",
+        )
+
+
+def _launcher() -> bytes:
+    return (data_dir("templates") / "engines" / LAUNCHER).read_bytes()
+
+
+_PATTERNS = (
+    LogPattern(
+        "llama.slots",
+        r"n_slots = (?P<slots>\d+), n_ctx_slot = (?P<context>\d+)",
+        "fact",
+        "requests served at once, and tokens each may use",
+    ),
+    LogPattern(
+        "llama.context-capped",
+        r"the slot context \((?P<wanted>\d+)\) exceeds the training context of the model \((?P<trained>\d+)\)",
+        "warn",
+        "each request gets fewer tokens of context than were asked for",
+        "set serving.context to what the model was trained for",
+    ),
+    LogPattern(
+        "llama.context-overflow",
+        r"n_ctx_seq \((?P<wanted>\d+)\) > n_ctx_train \((?P<trained>\d+)\)",
+        "warn",
+        "long requests go beyond what the model was trained for, and their answers get worse",
+        "set serving.context to what the model was trained for",
+    ),
+    LogPattern(
+        "llama.context-reduced",
+        r"context size reduced from (?P<wanted>\d+) to (?P<given>\d+)",
+        "fail",
+        "memory did not suffice for the context that was asked for",
+        "lower serving.context or serving.concurrency, or free memory on this host",
+    ),
+    LogPattern(
+        "llama.no-chat-template",
+        r"chat template is not available or is not supported|chat template parsing error",
+        "warn",
+        "the model's own form of conversation is unknown, so answers are worse than they should be",
+        "choose weights that carry a chat template",
+    ),
+    LogPattern(
+        "llama.no-memory",
+        r"failed to allocate (buffer for kv cache|compute (buffers|pp buffers|tg buffers|graph)|output buffer)",
+        "fail",
+        "memory did not suffice",
+        "lower serving.context or serving.concurrency, or free memory on this host",
+    ),
+)
+
+_GPU_PATTERNS = (
+    LogPattern(
+        "llama.offloaded",
+        r"offloaded (?P<offloaded>\d+)/(?P<layers>\d+) layers to GPU",
+        "fact",
+        "layers of the model that are on the GPU",
+    ),
+    LogPattern(
+        "llama.cpu-fallback",
+        r"no usable GPU found",
+        "fail",
+        "the engine found no GPU and computes on the CPU",
+        "check the driver and the container toolkit, and that the image is built for this GPU's vendor",
+    ),
+)
+
+_KNOBS = (
+    Knob("--threads", ("1", "2", "4", "8", "16", "32"), "tokens a second against cores left for others"),
+    Knob("--ubatch-size", ("512", "1024", "2048"), "time to first token against memory"),
+)

@@ -1,0 +1,240 @@
+"""From a spec to a lock: every tag becomes a digest, every branch a commit, every requirement a hashed wheel."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from airbundle import __version__, profiles, sources, wheels
+from airbundle.cache import Cache
+from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage, LockedModel
+from airbundle.contract.spec import BundleSpec
+from airbundle.gguf import GgufError, read_header
+from airbundle.sources.base import SourceContext
+from airbundle_onsite.contract.fingerprint import Fingerprint
+from airbundle_onsite.contract.profile import HardwareProfile
+from airbundle_onsite.contract.record import decode_json, encode
+from airbundle_onsite.errors import AirbundleError, ContractError, FetchError, UsageError
+from airbundle_onsite.system import Clock
+
+T = TypeVar("T")
+_PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
+_DEFAULT_VERSION = re.compile(r"(\d{8})-v(\d+)")
+
+
+def lock(spec: BundleSpec, *, context: SourceContext, clock: Clock, previous: BundleLock | None = None) -> BundleLock:
+    """Pin everything a spec names.
+
+    Args:
+        spec: what is wanted.
+        context: cache, runner, environment, and the directory that relative paths start from.
+        clock: for the lock's time, unless SOURCE_DATE_EPOCH is set, and for the default version.
+        previous: the lock that was there; when nothing changed it is returned as it is.
+
+    Raises:
+        FetchError: listing everything that could not be resolved.
+        UsageError: the spec asks for what does not exist, or does not go together.
+    """
+    gather = _Gather()
+    target = gather.of(lambda: _profile(spec, context))
+    models, image = gather.of(lambda: _lock_model(spec, context)), gather.of(lambda: _lock_image(spec, target, context))
+    found = None
+    if spec.wheels is not None and target is not None and (image is not None or spec.wheels.resolve == "host"):
+        found = gather.of(lambda: _lock_wheels(spec, target, image, context))
+    gather.end()
+    assert target is not None and models is not None
+    now = int(context.environ("SOURCE_DATE_EPOCH") or clock.now())
+    made = BundleLock(
+        lock_version=LOCK_VERSION,
+        created=now,
+        tool=f"airbundle {__version__}",
+        spec=spec,
+        spec_sha256=spec_digest(spec),
+        profile=target,
+        models=(models,),
+        wheels=found[0] if found else (),
+        wheel_settings=found[1] if found else None,
+        images=(image,) if image else (),
+    )
+    return _settle(made, now, previous)
+
+
+def is_stale(made: BundleLock, spec: BundleSpec) -> bool:
+    """Whether the spec is another than the lock was made from."""
+    return made.spec_sha256 != spec_digest(spec)
+
+
+def spec_digest(spec: BundleSpec) -> str:
+    """SHA-256 of a spec's canonical form, as it was written: an open version stays open."""
+    return hashlib.sha256(encode(spec)).hexdigest()
+
+
+def read_lock(path: Path) -> BundleLock:
+    """Read a lock file. Raises UsageError when it cannot be read, or another version of this tool wrote it."""
+    try:
+        data = path.read_bytes()
+        number = json.loads(data).get("lock_version")
+        if number != LOCK_VERSION:
+            raise UsageError(
+                f"{path}: lock_version is {number}, this version of airbundle reads {LOCK_VERSION}", remedy=_AGAIN
+            )
+        return decode_json(BundleLock, data, str(path))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="run `airbundle lock SPEC` first") from error
+    except ContractError as error:
+        raise UsageError(f"{path}: not a lock file", details=error.problems, remedy=_AGAIN) from error
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"{path}: not a lock file: {error}", remedy=_AGAIN) from error
+
+
+_AGAIN = "remove it and run `airbundle lock SPEC` again"
+
+
+def write_lock(made: BundleLock, path: Path) -> None:
+    """Write a lock file whole or not at all. Raises UsageError when the place cannot be written."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as handle:
+            temporary = Path(handle.name)
+            try:
+                handle.write(encode(made))
+                handle.flush()
+                os.fsync(handle.fileno())
+                temporary.chmod(0o644)
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="name a place that can be written with --lock") from error
+
+
+class _Gather:
+    """Runs steps and keeps what went wrong, so that one failure does not hide another."""
+
+    def __init__(self) -> None:
+        self._errors: list[AirbundleError] = []
+
+    def of(self, step: Callable[[], T]) -> T | None:
+        try:
+            return step()
+        except AirbundleError as error:
+            self._errors.append(error)
+            return None
+
+    def end(self) -> None:
+        """Raise what there is: one error as it is, several as one."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            kind = UsageError if all(isinstance(error, UsageError) for error in self._errors) else FetchError
+            raise kind(
+                f"{len(self._errors)} things of this spec could not be resolved",
+                details=[line for error in self._errors for line in error.lines()],
+                remedy="cure each and run the same command again",
+            )
+
+
+def _profile(spec: BundleSpec, context: SourceContext) -> HardwareProfile:
+    if spec.target.profile:
+        return profiles.load(spec.target.profile)
+    path = context.base / spec.target.fingerprint
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"target.fingerprint: {path}: {error.strerror}", remedy="`bash install.sh --fingerprint FILE` writes one"
+        ) from error
+    return profiles.from_fingerprint(decode_json(Fingerprint, data, str(path)))
+
+
+def _lock_model(spec: BundleSpec, context: SourceContext) -> LockedModel:
+    scheme = spec.model.source.partition(":")[0]
+    made = sources.create(scheme, context).lock_model(spec.model)
+    return dataclasses.replace(made, facts=model_facts(made, context.cache))
+
+
+def _lock_image(spec: BundleSpec, target: HardwareProfile | None, context: SourceContext) -> LockedImage | None:
+    if spec.image is None:
+        return None
+    wanted = spec.image.platform or _PLATFORMS.get(target.arch if target else platform.machine(), "linux/amd64")
+    return sources.create(spec.image.source.partition(":")[0], context).lock_image(spec.image, wanted)
+
+
+def _lock_wheels(
+    spec: BundleSpec, target: HardwareProfile, image: LockedImage | None, context: SourceContext
+) -> wheels.Resolved:
+    assert spec.wheels is not None
+    if spec.wheels.resolve == "host" or image is None:
+        return wheels.resolve_host(spec.wheels, spec.target.python, target, context)
+
+    def fetch(item: LockedFile) -> None:
+        done = 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            context.talk.progress(f"fetching {image.name}", done, item.size)
+
+        sources.create(item.origin["source"], context).fetch(item, advance)
+
+    return wheels.resolve_image(spec.wheels, image, fetch, target, context)
+
+
+def model_facts(model: LockedModel, cache: Cache) -> Mapping[str, str]:
+    """What the header of a GGUF model says about its shape, without the tokenizer; empty when it is not at hand.
+
+    The keys are GGUF's own without the architecture's name, and ``vocabulary``; several numbers are joined by commas.
+    """
+    entry = next((file for file in model.files if file.path == model.entry), None)
+    if model.format != "gguf" or entry is None or not cache.has(entry.sha256, entry.size):
+        return {}
+    try:
+        metadata = read_header(cache.path(entry.sha256)).metadata
+    except GgufError as error:
+        raise FetchError(f"{entry.path}: {error}", remedy="see that the source holds a whole GGUF file") from error
+    architecture = str(metadata.get("general.architecture", ""))
+    facts = {
+        key.removeprefix(f"{architecture}."): ",".join(map(str, value if isinstance(value, tuple) else (value,)))
+        for key, value in metadata.items()
+        if key.startswith(f"{architecture}.")
+    }
+    return {**facts, "architecture": architecture, "vocabulary": str(metadata.get("tokenizer.ggml.tokens", 0))}
+
+
+def _settle(made: BundleLock, now: int, previous: BundleLock | None) -> BundleLock:
+    """Give the lock its version and time: the previous ones when it pins the same things, else new ones."""
+    if previous is not None and _pins(previous) == _pins(made):
+        same = dataclasses.replace(made, created=previous.created, spec=previous.spec)
+        return previous if encode(same) == encode(dataclasses.replace(previous, tool=made.tool)) else same
+    if made.spec.bundle.version:
+        return made
+    day, number = time.strftime("%Y%m%d", time.gmtime(now)), 1
+    earlier = _DEFAULT_VERSION.fullmatch(previous.spec.bundle.version) if previous else None
+    if earlier and earlier[1] == day:
+        number = int(earlier[2]) + 1
+    bundle = dataclasses.replace(made.spec.bundle, version=f"{day}-v{number}")
+    return dataclasses.replace(made, spec=dataclasses.replace(made.spec, bundle=bundle))
+
+
+def _pins(made: BundleLock) -> bytes:
+    """The lock without what does not change the bundle's contents: time, tool, version, remarks."""
+    bundle = dataclasses.replace(made.spec.bundle, version="")
+    return encode(
+        dataclasses.replace(
+            made,
+            created=0,
+            tool="",
+            spec=dataclasses.replace(made.spec, bundle=bundle),
+            models=tuple(dataclasses.replace(model, facts={}) for model in made.models),
+            wheel_settings=None,
+        )
+    )
