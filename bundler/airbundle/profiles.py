@@ -1,0 +1,180 @@
+"""Hardware profiles: the data in profiles/, and which of them a host's fingerprint meets."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from airbundle.data import data_dir
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu
+from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
+from airbundle_onsite.contract.record import decode, encode, near_miss
+from airbundle_onsite.errors import ContractError, UsageError
+from airbundle_onsite.match import match_profile
+
+# CPU flags that engines choose kernels by; the rest of /proc/cpuinfo comes and goes with kernels and hypervisors.
+_TELLING_FLAGS = re.compile(r"avx2|avx_vnni|avx512\w+|amx_\w+|bmi2|f16c|fma|asimd\w*|sve\w*|i8mm|bf16")
+
+# The same host says a little less after an update of its kernel or of its GPU driver.
+_HOST_MEMORY_SHARE = 0.95
+_GPU_MEMORY_SHARE = 0.98
+
+
+def load(profile_id: str) -> HardwareProfile:
+    """The profile of that id.
+
+    Raises:
+        UsageError: there is none, or its file is not a profile.
+    """
+    known = _files()
+    if profile_id not in known:
+        raise UsageError(
+            f"no hardware profile {profile_id!r}{near_miss(profile_id, known)}",
+            remedy=f"choose one of: {', '.join(known)}; or give target.fingerprint, the file that "
+            "`bash install.sh --fingerprint FILE` wrote at the site",
+        )
+    return read(known[profile_id])
+
+
+def all_profiles() -> list[HardwareProfile]:
+    """Every profile that airbundle brings, by id. Raises UsageError like `load`."""
+    return [read(path) for path in _files().values()]
+
+
+def read(path: Path) -> HardwareProfile:
+    """A profile from a TOML file; its id is the file's name.
+
+    Raises:
+        UsageError: the file is not TOML, or not a profile; `details` has every problem.
+    """
+    try:
+        table: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        return decode(HardwareProfile, {**table, "id": path.stem}, path.name)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"hardware profile {path}: {error}", remedy="correct the file") from error
+    except ContractError as error:
+        raise UsageError(
+            f"hardware profile {path}: {len(error.problems)} problem(s)",
+            details=error.problems,
+            remedy="correct the file; the fields are those of HardwareProfile",
+        ) from error
+
+
+def _files() -> dict[str, Path]:
+    return {path.stem: path for path in sorted(data_dir("profiles").glob("*.toml"))}
+
+
+def match_fingerprint(fingerprint: Fingerprint) -> list[tuple[HardwareProfile, list[CheckResult]]]:
+    """Every profile with the results of holding the host against it, best first.
+
+    Best is: fewest failures; then one that uses the host's GPUs; then fewest warnings; then the most demanding.
+    """
+    matched = [(profile, match_profile(profile, fingerprint)) for profile in all_profiles()]
+    return sorted(matched, key=lambda pair: _badness(*pair))
+
+
+def _badness(profile: HardwareProfile, checks: Sequence[CheckResult]) -> tuple[int, bool, int, int, int, str]:
+    return (
+        _count(checks, "fail"),
+        profile.gpu is None,
+        _count(checks, "warn"),
+        -(profile.gpu.memory if profile.gpu else 0),
+        -len(profile.cpu_flags),
+        profile.id,
+    )
+
+
+def _count(checks: Sequence[CheckResult], status: str) -> int:
+    return sum(check.status == status for check in checks)
+
+
+def from_fingerprint(fingerprint: Fingerprint) -> HardwareProfile:
+    """The profile of one real host, which a bundle can be built for.
+
+    What a fingerprint does not tell (bandwidth, cache, data types) is taken from the known profile that the GPUs meet,
+    if there is one. On a host with several models of GPU, the most numerous counts.
+
+    Raises:
+        UsageError: the host's GPUs could not be read well enough to build for them.
+    """
+    made = HardwareProfile(
+        id="host",
+        title=_title(fingerprint),
+        arch=fingerprint.os.machine,
+        gpu=_gpu(fingerprint),
+        cpu_flags=tuple(sorted(flag for flag in fingerprint.cpu.flags if _TELLING_FLAGS.fullmatch(flag))),
+        min_memory=int((fingerprint.memory.total or 0) * _HOST_MEMORY_SHARE),
+        min_glibc=fingerprint.os.glibc or "",
+        sources={"fingerprint": f"taken {fingerprint.taken} s after the epoch, by the host's clock"},
+    )
+    return _with_id(made)
+
+
+def _with_id(profile: HardwareProfile) -> HardwareProfile:
+    """Hosts alike get one id: it is made of the facts, not of when they were read."""
+    facts = {name: getattr(profile, name) for name in ("arch", "gpu", "cpu_flags", "min_memory", "min_glibc")}
+    short = hashlib.sha256(encode(facts)).hexdigest()[:8]
+    return HardwareProfile(id=f"host-{short}", title=profile.title, sources=profile.sources, **facts)
+
+
+def _title(fingerprint: Fingerprint) -> str:
+    names = [gpu.name for gpu in fingerprint.gpu.devices if gpu.name]
+    what = f"{len(names)} × {names[0]}" if names else fingerprint.cpu.model or fingerprint.os.machine
+    return f"{what}, {fingerprint.os.distribution or fingerprint.os.kernel}"
+
+
+def _gpu(fingerprint: Fingerprint) -> GpuProfile | None:
+    facts = fingerprint.gpu
+    if facts.state in ("no-driver", "no-gpu"):
+        return None
+    if facts.state == "failed":
+        raise UsageError(
+            f"the fingerprint says that asking the GPU driver failed: {facts.error}",
+            remedy="put the driver right at the site and take the fingerprint again, or name a profile by its id",
+        )
+    alike = _most_alike(facts.devices)
+    if not alike:
+        raise UsageError(
+            "the fingerprint does not tell name, compute capability and memory of any GPU",
+            remedy="name a profile by its id instead; `airbundle profiles` lists them",
+        )
+    first, known = alike[0], _known(alike[0])
+    return GpuProfile(
+        names=(re.escape(str(first.name)),),
+        capability=str(first.capability),
+        memory=int(min(gpu.memory_total or 0 for gpu in alike) * _GPU_MEMORY_SHARE),
+        count=len(alike),
+        min_driver=facts.driver or "",
+        bandwidth=known.bandwidth if known else 0,
+        l2=known.l2 if known else 0,
+        link=_link(fingerprint, {gpu.index for gpu in alike}),
+        dtypes=known.dtypes if known else (),
+    )
+
+
+def _most_alike(devices: Sequence[Gpu]) -> list[Gpu]:
+    groups: dict[str, list[Gpu]] = {}
+    for gpu in devices:
+        if gpu.name and gpu.capability and gpu.memory_total:
+            groups.setdefault(gpu.name, []).append(gpu)
+    return max(groups.values(), key=len, default=[])
+
+
+def _known(gpu: Gpu) -> GpuProfile | None:
+    profiles = (profile.gpu for profile in all_profiles() if profile.gpu is not None)
+    return next(
+        (one for one in profiles if any(re.fullmatch(pattern, str(gpu.name)) for pattern in one.names)),
+        None,
+    )
+
+
+def _link(fingerprint: Fingerprint, used: set[int]) -> str:
+    pairs = [link for link in fingerprint.gpu.links if link.a in used and link.b in used]
+    if not pairs:
+        return "none"
+    return "nvlink" if all(link.nvlinks for link in pairs) else "pcie"
