@@ -141,7 +141,7 @@ def main(words):
     try:
         import xllamacpp
     except ImportError as error:
-        say(f"the xllamacpp wheel cannot be loaded: {error}")
+        say(f"xllamacpp cannot be loaded: {error}")
         return 1
     # Blocked from here on in every thread the engine starts; `sigwait` below takes them, also one that came early.
     signals = {signal.SIGTERM, signal.SIGINT}

@@ -77,7 +77,7 @@ class LlamaCpp:
                 port=lock.spec.serving.port,
                 needs=_needs(lock, memory, gpus),
                 readiness=Readiness(load_seconds=120 + 2 * memory.weights // _LOAD_RATE),
-                log_patterns=(*_PATTERNS, *(_GPU_PATTERNS if gpus else ())),
+                log_patterns=(*_PATTERNS, *(_WHEEL_PATTERNS if lock.wheels else ()), *(_GPU_PATTERNS if gpus else ())),
                 knobs=_KNOBS,
                 flags=tuple(flag for flag in flags if flag.reason),
             ),
@@ -165,7 +165,7 @@ def _command(lock: BundleLock) -> tuple[str, ...]:
     entrypoint = lock.images[0].entrypoint
     if not entrypoint or not PurePosixPath(entrypoint[0]).name.startswith("llama-server"):
         raise UsageError(
-            f"image {lock.images[0].name}: its entry point is {' '.join(entrypoint) or 'empty'}, needed is llama-server",
+            f"image {lock.images[0].name}: entry point {' '.join(entrypoint) or '(none)'}, needed is llama-server",
             remedy="name an image of llama.cpp's server; or a base image with Python, and [wheels] with "
             f'requirements = ["{WHEEL}"]',
         )
@@ -290,6 +290,17 @@ _PATTERNS = (
         "fail",
         "memory did not suffice",
         "lower serving.context or serving.concurrency, or free memory on this host",
+    ),
+)
+
+_WHEEL_PATTERNS = (
+    LogPattern(
+        "llama.library-missing",
+        r"xllamacpp cannot be loaded: (?P<library>lib[^:]+): cannot open shared object file",
+        "fail",
+        "the wheel needs a library of the system that is not there",
+        "put the package that holds it on the host, or into the image: for libgomp.so.1 that is libgomp1 on Debian and "
+        "Ubuntu, libgomp on Red Hat systems",
     ),
 )
 
