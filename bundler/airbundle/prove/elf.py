@@ -17,6 +17,7 @@ MAGIC = b"\x7fELF"
 EM_CUDA = 190
 LINKED, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_386": "i686", "EM_ARM": "armv7l", "EM_CUDA": "cuda"}
+_DYNAMIC = {"DT_NEEDED": "needed", "DT_SONAME": "soname", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 _WEAK = 2  # VER_FLG_WEAK
 _BASE = 1  # VER_FLG_BASE: the file's own name, not a version of its symbols
 
@@ -70,22 +71,17 @@ def _reason(error: Exception) -> str:
 
 def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], str, tuple[str, ...]]:
     """NEEDED, SONAME and search path; from the segment, which the loader uses too and stripping keeps."""
-    needed: list[str] = []
-    soname, rpath, runpath = "", "", ""
+    found: dict[str, list[str]] = {}
     for segment in elf.iter_segments():
         if not isinstance(segment, DynamicSegment):
             continue
         for tag in segment.iter_tags():
-            match tag.entry.d_tag:
-                case "DT_NEEDED":
-                    needed.append(tag.needed)
-                case "DT_SONAME":
-                    soname = tag.soname
-                case "DT_RPATH":
-                    rpath = tag.rpath
-                case "DT_RUNPATH":
-                    runpath = tag.runpath
-    return tuple(dict.fromkeys(needed)), soname, tuple(part for part in (runpath or rpath).split(":") if part)
+            attribute = _DYNAMIC.get(str(tag.entry.d_tag))
+            if attribute:
+                found.setdefault(attribute, []).append(str(getattr(tag, attribute)))
+    search = found.get("runpath") or found.get("rpath") or [""]
+    needed = tuple(dict.fromkeys(found.get("needed", ())))
+    return needed, found.get("soname", [""])[0], tuple(part for part in search[0].split(":") if part)
 
 
 def _sections(elf: ELFFile) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...], GpuSpans]:

@@ -124,7 +124,7 @@ def _container(handle: BinaryIO, position: int, end: int, found: _Found) -> int:
     head = handle.read(_CONTAINER.size)
     if len(head) == _CONTAINER.size:
         magic, _version, length, size = _CONTAINER.unpack(head)
-        stop = position + length + size
+        stop: int = position + length + size
         if magic == MAGIC and length >= _CONTAINER.size and stop <= end:
             _entries(handle, position + length, stop, found)
             return stop

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,7 +12,7 @@ from airbundle.prove import elf, fatbin
 from airbundle.prove.facts import GpuCode, NativeFile
 
 PEEK = 4096
-_SPOOL = 8 << 20  # bytes kept in memory; a bigger file goes to disk while it is read
+_IN_MEMORY = 8 << 20  # bytes
 _NEVER = (".py", ".pyi", ".pyc", ".h", ".hpp", ".cuh", ".txt", ".json", ".md", ".html", ".js", ".safetensors", ".gguf")
 
 
@@ -41,16 +42,23 @@ def read_native(stream: IO[bytes], path: str, size: int, scratch: Path) -> Nativ
         return NativeFile(path=path, size=size, gpu=code) if code.entries else None
     if not head.startswith((elf.MAGIC, fatbin.MAGIC_BYTES)):
         return None
-    with tempfile.SpooledTemporaryFile(max_size=_SPOOL, dir=str(scratch)) as spool:
-        spool.write(head)
-        shutil.copyfileobj(stream, spool, 1 << 20)
-        handle = cast(BinaryIO, spool)
+    with _copy(head, stream, size, scratch) as handle:
         if head.startswith(fatbin.MAGIC_BYTES):
             return NativeFile(path=path, size=size, gpu=fatbin.read_fatbins(handle, [(0, size)]))
         facts, spans = elf.read_elf(handle, path)
         if facts.machine == "cuda":
             return NativeFile(path=path, size=size, elf=facts, gpu=fatbin.read_cubin(handle))
         return NativeFile(path=path, size=size, elf=facts, gpu=_gpu_code(handle, spans))
+
+
+def _copy(head: bytes, stream: IO[bytes], size: int, scratch: Path) -> BinaryIO:
+    """The file as something seekable: in memory when small, else on disk without a name."""
+    if size <= _IN_MEMORY:
+        return io.BytesIO(head + stream.read())
+    copy = tempfile.TemporaryFile(dir=scratch)  # noqa: SIM115 - closed by the caller
+    copy.write(head)
+    shutil.copyfileobj(stream, copy, 1 << 20)
+    return cast(BinaryIO, copy)
 
 
 def _gpu_code(handle: BinaryIO, spans: elf.GpuSpans) -> GpuCode:

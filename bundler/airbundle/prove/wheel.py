@@ -88,8 +88,8 @@ def _natives(archive: zipfile.ZipFile, scratch: Path, shown: str) -> Iterable[Na
 def cuda_major(version: str, natives: Iterable[NativeFile], requires: Iterable[str] = ()) -> int:
     """Major of the CUDA toolkit that code was built for, or 0 when nothing says so.
 
-    In this order: the local part of its version (``+cu130``); the CUDA libraries it is linked with, where a package with
-    builds for several toolkits side by side has no one answer; the NVIDIA projects it requires.
+    In this order: the local part of its version (``+cu130``); the CUDA libraries it is linked with, where a package
+    with builds for several toolkits side by side has no one answer; the NVIDIA projects it requires.
     """
     local = _CUDA_LOCAL.search(version)
     if local:
