@@ -112,6 +112,8 @@ def _report_error(console: Console, error: AirbundleError, as_json: bool) -> Non
     elif checks:
         console.say(checks_text(checks))
     console.say("\n".join(error.lines()))
+    if console.log_path is not None:
+        console.say(f"  Full log: {console.log_path}")
 
 
 # --- the words --------------------------------------------------------------------------------------------
@@ -134,17 +136,13 @@ def _parser() -> _Parser:
     )
     actions = parser.add_argument_group("actions (none: install the bundle)")
     for name, command in COMMANDS.items():
+        flag, dest = f"--{name}", f"do_{name}"
         if not command.value:
-            actions.add_argument(f"--{name}", action="store_true", help=command.help, dest=f"do_{name}")
+            actions.add_argument(flag, action="store_true", help=command.help, dest=dest)
+        elif command.optional:
+            actions.add_argument(flag, nargs="?", const="", metavar=command.value, help=command.help, dest=dest)
         else:
-            actions.add_argument(
-                f"--{name}",
-                nargs="?" if command.optional else None,
-                const="",
-                metavar=command.value,
-                help=command.help,
-                dest=f"do_{name}",
-            )
+            actions.add_argument(flag, metavar=command.value, help=command.help, dest=dest)
     options = parser.add_argument_group("options")
     options.add_argument("--bundle", type=Path, metavar="DIR", help="the bundle (install.sh passes its own directory)")
     options.add_argument(

@@ -48,6 +48,7 @@ class Console:
         self._bar = _Bar()
         self._drawn = 0
         self._log: Optional[TextIO] = None
+        self.log_path: Optional[Path] = None
         self._unlogged: list[str] = []
 
     def result(self, text: str) -> None:
@@ -108,6 +109,7 @@ class Console:
                 old.unlink()
             descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
             self._log = os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", buffering=1)
+            self.log_path = folder / name
         for text in self._unlogged:
             self._write_log(text)
         self._unlogged.clear()

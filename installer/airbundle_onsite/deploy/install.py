@@ -26,7 +26,7 @@ from airbundle_onsite.deploy.transaction import (
 )
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import IntegrityError, PreflightError, TrustError
-from airbundle_onsite.plan import fits_beside
+from airbundle_onsite.plan import disk_needs, fits_beside
 from airbundle_onsite.render import human_bytes
 from airbundle_onsite.runtimes.base import Blob, Runtime
 from airbundle_onsite.store.journal import Transaction
@@ -88,14 +88,12 @@ def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
     return examine(site, trusted.manifest, before(site, trusted.manifest.name), bundle=bundle, port=options.port)
 
 
-def disk_text(manifest: BundleManifest, verdict: Verdict) -> list[str]:
+def disk_text(site: Site, manifest: BundleManifest, verdict: Verdict) -> list[str]:
     """Sentences about the highest use of disk while installing, and what is free, by filesystem."""
-    needs = {"root": manifest.needs.disk, "docker": manifest.needs.image_disk}
     lines = []
-    for disk in verdict.fingerprint.disks:
-        needed = needs.get(disk.purpose, 0)
-        if needed:
-            lines.append(f"{disk.mount}: up to {human_bytes(needed)} more, {human_bytes(disk.free)} free")
+    for need in disk_needs(manifest, verdict.fingerprint, present=site.store.bytes_present(manifest)):
+        shares = ", ".join(f"{share.what} {human_bytes(share.size)}" for share in need.shares)
+        lines.append(f"{need.mount}: up to {human_bytes(need.needed)} ({shares}); {human_bytes(need.free)} are free")
     return lines
 
 
@@ -137,7 +135,7 @@ def _examined(site: Site, trusted: TrustedManifest, old: Before, options: Instal
             site.talk.say(f"Warning: {check.summary}" + (f" ({check.remedy})" if check.remedy else ""))
     if verdict.failed or verdict.plan is None:
         raise HostRefused(trusted.manifest, verdict.checks)
-    for line in disk_text(trusted.manifest, verdict):
+    for line in disk_text(site, trusted.manifest, verdict):
         site.talk.say(f"Disk  {line}")
     return verdict
 
@@ -282,7 +280,7 @@ def rehearse(site: Site, bundle: Path, options: InstallOptions) -> tuple[Verdict
     size = sum(entry.size for entry in manifest.files)
     if here is None:
         steps.append(f"copy {len(manifest.files)} files, {human_bytes(size)}, checking each byte on the way")
-        steps += [f"use disk  {line}" for line in disk_text(manifest, verdict)]
+        steps += [f"use disk  {line}" for line in disk_text(site, manifest, verdict)]
     else:
         steps.append(f"copy nothing: {manifest.version} is installed already")
     if verdict.plan is not None:

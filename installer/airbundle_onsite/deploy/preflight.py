@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -78,15 +77,15 @@ def examine(
     fingerprint = site.fingerprint(**({"bundle": bundle} if bundle else {}))
     chosen = port if port is not None else old.release.record.port if old.release else manifest.serving.port
     host = manifest.serving.host
-    checks = match.match_bundle(manifest, _without_own(fingerprint, old), root=site.layout.root, port=chosen)
+    present = site.store.bytes_present(manifest)
+    checks = match.match_bundle(manifest, fingerprint, root=site.layout.root, port=0, present=present)
     if bundle is None:
         checks = [check for check in checks if not check.id.startswith("match.disk")]
     plan, reasons = planning.choose_plan(manifest, fingerprint)
     checks = [*checks, *reasons]
     if plan is not None:
         checks += site.runtime(plan.runtime).preflight(manifest, plan, fingerprint)
-    if not any(check.id.endswith(".port") and check.status == "fail" for check in checks):
-        checks.append(_check_port(host, chosen, old))
+    checks.append(_check_port(host, chosen, old))  # by binding it, and naming who holds it
     return Verdict(tuple(checks), fingerprint, plan, host, chosen)
 
 
@@ -94,19 +93,15 @@ def _own_port(old: Before) -> Optional[int]:
     return old.release.record.port if old.release is not None and old.running else None
 
 
-def _without_own(fingerprint: Fingerprint, old: Before) -> Fingerprint:
-    own = _own_port(old)
-    free = tuple(port for port in fingerprint.ports_in_use if port != own)
-    return dataclasses.replace(fingerprint, ports_in_use=free)
-
-
 def _check_port(host: str, port: int, old: Before) -> CheckResult:
     if not _LOWEST_PORT <= port <= _HIGHEST_PORT:
         return CheckResult(
             _PORT_CHECK, "fail", f"port {port} is no TCP port", "1 to 65535", str(port), "choose another with --port"
         )
-    if port == _own_port(old) or not ports.in_use(host, port):
-        return CheckResult(_PORT_CHECK, "pass", f"port {port} is free, or {old.version or 'nothing'}'s own")
+    if port == _own_port(old):
+        return CheckResult(_PORT_CHECK, "pass", f"port {port} is {old.version}'s, and will be taken over")
+    if not ports.in_use(host, port):
+        return CheckResult(_PORT_CHECK, "pass", f"port {port} is free")
     holder = ports.owner(port) or "a process that this user may not see"
     return CheckResult(
         _PORT_CHECK,

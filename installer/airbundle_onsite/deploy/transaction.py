@@ -24,7 +24,7 @@ from airbundle_onsite.deploy.ports import free_port
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError
 from airbundle_onsite.runtimes.base import Instance, ReleaseFiles
-from airbundle_onsite.smoke import patterns
+from airbundle_onsite.smoke.patterns import scan_log
 from airbundle_onsite.smoke.ready import wait_ready
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.journal import JournalEntry, Transaction
@@ -122,7 +122,7 @@ def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: 
     checks = list(wait_ready(instance, plan, runtime, clock, talk))
     if all(check.status != "fail" for check in checks) and smoke:
         checks += run_smoke(files.manifest, plan, instance, clock, talk)
-        checks += patterns.scan(plan, runtime.logs(instance, 2000))
+        checks += scan_log(plan, runtime.logs(instance, 2000))
     if any(check.status == "fail" for check in checks):
         raise ChecksFailed(f"{what} does not answer as it must", checks, runtime.logs(instance, _LOG_LINES))
     return checks

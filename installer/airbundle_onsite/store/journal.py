@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -101,7 +102,7 @@ class Journal:
 
     def begin(self, op: str, name: str, version: str, previous: Optional[str], facts: Mapping[str, Any]) -> Transaction:
         """Start a transaction with the step ``begin``. The one before must be closed."""
-        tx = f"{int(self._clock.now())}-{os.getpid()}"
+        tx = f"{int(self._clock.now())}-{secrets.token_hex(4)}"
         first = JournalEntry(tx, op, name, version, previous, "begin", int(self._clock.now()), facts)
         self._append(first)
         return Transaction(self, first)

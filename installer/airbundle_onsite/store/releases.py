@@ -226,6 +226,12 @@ class Store:
                 missing.append(entry.path)
         return missing
 
+    def bytes_present(self, manifest: BundleManifest) -> int:
+        """Bytes of the manifest's model files that are here already and will be linked instead of written."""
+        weights = Weights(self.layout)
+        models = (entry for entry in manifest.files if entry.role == "model")
+        return sum(entry.size for entry in models if weights.proven(entry.sha256, entry.size))
+
     def highest_sequence(self, name: str) -> int:
         """The highest sequence ever installed under that name; -1 when none was."""
         path = self.layout.bundle(name) / _SEEN

@@ -51,19 +51,18 @@ class Weights:
 
     def sweep(self) -> int:
         """Remove files that no release links to; returns the bytes freed."""
-        freed = 0
         if not self._layout.weights.is_dir():
             return 0
+        freed = 0
         for folder in sorted(self._layout.weights.iterdir()):
             for path in sorted(folder.iterdir()):
-                if path.name.endswith(_PROOF):
-                    if not path.with_name(path.name[: -len(_PROOF)]).exists():
-                        path.unlink()
-                elif path.lstat().st_nlink == 1 or path.name.startswith("."):
-                    if path.lstat().st_nlink == 1:
-                        freed += path.lstat().st_size
-                    path.unlink()
-                    _proof(path).unlink(missing_ok=True)
+                if path.name.endswith(_PROOF) or path.lstat().st_nlink > 1:
+                    continue
+                freed += path.lstat().st_size
+                path.unlink()
+            for proof in sorted(folder.glob(f"*{_PROOF}")):
+                if not proof.with_name(proof.name[: -len(_PROOF)]).exists():
+                    proof.unlink()
             if not any(folder.iterdir()):
                 folder.rmdir()
         return freed

@@ -1,0 +1,26 @@
+"""Runs the site's command line as it is, able to die or to stand still around any line of the journal.
+
+KILL_AT and HOLD_AT name a moment: ``staged`` right after that line was made durable, ``before staged`` right before.
+"""
+
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+
+from airbundle_onsite.cli import main
+from airbundle_onsite.deploy.world import real_world
+
+
+def hook(moment: str) -> None:
+    if moment == os.environ.get("KILL_AT"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if moment == os.environ.get("HOLD_AT"):
+        sys.stderr.write("HOLDING\n")
+        sys.stderr.flush()
+        time.sleep(60)
+
+
+if __name__ == "__main__":
+    sys.exit(main(world=replace(real_world(dict(os.environ)), hook=hook)))
