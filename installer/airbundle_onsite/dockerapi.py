@@ -113,10 +113,10 @@ class DockerClient:
             self._version = found
         return self._version
 
-    def is_podman(self) -> bool:
-        """Whether the engine behind the socket is podman."""
-        components = self.version().get("Components") or []
-        return any("podman" in str(item.get("Name", "")).lower() for item in components)
+    def components(self) -> dict[str, str]:
+        """Version of each part of the engine by name: ``Engine``, ``containerd``, ``Podman Engine``, …"""
+        found = self.version().get("Components") or []
+        return {str(item.get("Name", "")): str(item.get("Version", "")) for item in found}
 
     def info(self) -> Mapping[str, Any]:
         """What ``/info`` says."""

@@ -240,7 +240,7 @@ class DockerRuntime:
 
     def _traits(self) -> config.EngineTraits:
         limits = (resource.getrlimit(resource.RLIMIT_NOFILE)[1], resource.getrlimit(resource.RLIMIT_NPROC)[1])
-        return config.traits(self._client.info(), podman=self._client.is_podman(), limits=limits)
+        return config.traits(self._client.info(), self._client.components(), limits)
 
     def _inspect(self, name: str) -> Optional[Mapping[str, Any]]:
         found: Optional[Mapping[str, Any]] = self._client.find_json(

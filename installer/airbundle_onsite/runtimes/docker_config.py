@@ -33,6 +33,7 @@ class EngineTraits:
         podman: it is podman.
         nvidia_runtime: the NVIDIA runtime is registered.
         cdi: it reads CDI specifications.
+        init: it has an init program, which passes signals on and collects orphans.
         nofile, nproc: highest limits it may set; -1 is unlimited.
     """
 
@@ -41,20 +42,28 @@ class EngineTraits:
     podman: bool = False
     nvidia_runtime: bool = False
     cdi: bool = False
+    init: bool = False
     nofile: int = 65536
     nproc: int = -1
 
 
-def traits(info: Mapping[str, Any], *, podman: bool, limits: tuple[int, int]) -> EngineTraits:
-    """Read them from the engine's ``/info``; `limits` are this process's hard limits of open files and processes."""
+def traits(info: Mapping[str, Any], components: Mapping[str, str], limits: tuple[int, int]) -> EngineTraits:
+    """What to know of an engine.
+
+    Args:
+        info: its ``/info``.
+        components: versions by name, from its ``/version``.
+        limits: this process's hard limits of open files and of processes.
+    """
     security = " ".join(str(option) for option in info.get("SecurityOptions") or [])
     nofile, nproc = limits
     return EngineTraits(
         selinux="name=selinux" in security,
         rootless="name=rootless" in security,
-        podman=podman,
+        podman=any("podman" in name.lower() for name in components),
         nvidia_runtime="nvidia" in (info.get("Runtimes") or {}),
         cdi=bool(info.get("CDISpecDirs")),
+        init=components.get("docker-init", "N/A") not in ("", "N/A"),
         nofile=65536 if nofile < 0 else min(65536, nofile),
         nproc=nproc,
     )
@@ -115,9 +124,10 @@ def service_body(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             **_mounts(_service_mounts(release), engine),
-            **_confinement(engine),
+            **_confinement(engine, gpus=plan.gpus != "none"),
             **_gpus(plan.gpus, engine),
             "NetworkMode": network,
+            **({"Init": True} if engine.init else {}),
             "PortBindings": {f"{plan.port}/tcp": [{"HostIp": host, "HostPort": str(port)}]},
             "RestartPolicy": {"Name": "unless-stopped" if slot == "service" else "no"},
             "IpcMode": "host" if plan.ipc_host else "private",
@@ -145,7 +155,12 @@ def prepare_body(
         "Env": ["HOME=/tmp", *(f"{name}=" for name in PROXIES)],
         "Labels": labels(release, root, "prepare"),
         "Healthcheck": {"Test": ["NONE"]},
-        "HostConfig": {**_mounts(mounts, engine), **_confinement(engine), "NetworkMode": "none"},
+        "HostConfig": {
+            **_mounts(mounts, engine),
+            **_confinement(engine, gpus=False),
+            "NetworkMode": "none",
+            **({"Init": True} if engine.init else {}),
+        },
     }
 
 
@@ -187,10 +202,10 @@ def _mounts(mounts: Sequence[tuple[str, str, bool]], engine: EngineTraits) -> di
     }
 
 
-def _confinement(engine: EngineTraits) -> dict[str, Any]:
+def _confinement(engine: EngineTraits, *, gpus: bool) -> dict[str, Any]:
     limits = [{"Name": "nofile", "Soft": engine.nofile, "Hard": engine.nofile}]
     limits.append({"Name": "nproc", "Soft": engine.nproc, "Hard": engine.nproc})
-    if not engine.rootless:
+    if gpus and not engine.rootless:  # buffers that GPUs and network cards read directly stay in memory
         limits.append({"Name": "memlock", "Soft": -1, "Hard": -1})
     return {
         "CapDrop": ["ALL"],
