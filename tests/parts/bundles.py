@@ -160,7 +160,7 @@ def _entries_within(plan: PayloadPlan, data: bytes) -> tuple[FileEntry, ...]:
     for item in plan.placed:
         content = item.member.content
         assert isinstance(content, bytes)
-        offset = max(data.find(content), 0)
+        offset = max(data.find(content[:256]), 0)
         segments = (Segment(item.member.size, offset),) if item.member.size else ()
         entries.append(FileEntry(item.member.path, item.member.role, item.member.size, item.member.sha256, segments))
     return tuple(entries)
