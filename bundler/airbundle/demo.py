@@ -16,8 +16,8 @@ from pathlib import Path
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import AirbundleError, ExitCode
 from airbundle_onsite.system import Runner, Talk
+from airbundle_onsite.verify.bundle import trust
 
-QUESTION = "What is the capital of France?"
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 
 
@@ -92,13 +92,14 @@ def _site_steps(bundle: Path, root: Path, port: int) -> None:
     loopback_up()
     install = str(bundle / layout.INSTALLER)
     control = str(root / "bin" / "airbundlectl")
-    manifest = json.loads((bundle / layout.MANIFEST).read_bytes())
+    manifest = trust(bundle).manifest
+    question = str(manifest.smoke[0].body["messages"][0]["content"])
     _step("bash", install, "--verify", "--root", str(root), "--port", str(port))
     _step("bash", install, "--yes", "--root", str(root), "--port", str(port))
     try:
-        sys.stderr.write(f"\nQuestion: {QUESTION}\n")
+        sys.stderr.write(f"\nQuestion: {question}\n")
         sys.stderr.flush()
-        sys.stdout.write(f"Answer:   {ask(port, manifest['models'][0]['served_name'], QUESTION)}\n")
+        sys.stdout.write(f"Answer:   {ask(port, manifest.models[0].served_name, question)}\n")
         sys.stdout.flush()
         _step(control, "--status")
     finally:

@@ -37,7 +37,7 @@ def test_an_engine_image_is_loaded_isolated_and_answers(office, site, docker_eng
     site.install(bundle, "--verify").check()
     site.install(bundle, "--yes").check()
     assert "Paris" in site.ask()
-    assert site.control("status", "--json").check().json["version"] == "v1"
+    assert site.version() == "v1"
 
     container = json.loads(docker_engine.run("inspect", *docker_engine.run("ps", "-q").stdout.split()).stdout)[0]
     host = container["HostConfig"]
@@ -69,5 +69,5 @@ def test_rollback_with_containers_survives_an_image_prune(office, site, docker_e
     site.install(second, "--yes").check()
     docker_engine.run("image", "prune", "-af")
     site.control("--rollback", "--yes").check()
-    assert site.control("--status", "--json").check().json["version"] == "r1"
+    assert site.version() == "r1"
     assert "Paris" in site.ask()

@@ -91,6 +91,12 @@ class Site:
         """``airbundlectl``."""
         return run([str(self.root / "bin" / "airbundlectl"), *words], env=self.env)
 
+    def version(self) -> str:
+        """The version that runs and answers, by ``airbundlectl --status``."""
+        (status,) = self.control("--status", "--json").check().json
+        assert status["answers"], status
+        return str(status["version"])
+
     def ask(self, question: str = QUESTION) -> str:
         """The model's answer over HTTP."""
         body = {"messages": [{"role": "user", "content": question}], "max_tokens": 32, "temperature": 0}
