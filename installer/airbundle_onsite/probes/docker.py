@@ -62,11 +62,13 @@ def _engine_facts(files: HostFiles, environ: Mapping[str, str], search: str, con
         return DockerFacts(state="failed", socket=where, snap=_is_snap(client), error=reason)
     engine = connect(files.path(where))
     try:
-        version, info = engine.version(), engine.info()
+        return _answered(where, engine.version(), engine.info(), files, client)
     except DockerError as error:
         denied = isinstance(error.__cause__, PermissionError)
         return DockerFacts(state="denied" if denied else "failed", socket=where, error=error.message)
-    return _answered(where, version, info, files, client)
+    except (ValueError, TypeError, AttributeError) as error:  # not JSON, or not the JSON of an engine
+        reason = f"what answers at {where} is no container engine: {error}"
+        return DockerFacts(state="failed", socket=where, error=reason)
 
 
 def _answered(
