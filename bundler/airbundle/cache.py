@@ -214,17 +214,20 @@ class Cache:
         Raises:
             FetchError: the file changed while it was read.
         """
-        before, hasher = source.stat(), hashlib.sha256()
+        before, hasher, done = source.stat(), hashlib.sha256(), 0
         with source.open("rb") as handle:
-            for chunk in iter(lambda: handle.read(CHUNK), b""):
+            while done <= before.st_size and (chunk := handle.read(CHUNK)):
                 hasher.update(chunk)
+                done += len(chunk)
                 advance(len(chunk))
         sha256, size = hasher.hexdigest(), before.st_size
+        if _stamp(source.stat()) != _stamp(before):
+            raise _changed(source)
         if not self.has(sha256, size):
             path = self._share_as(source)
             if _stamp(source.stat()) != _stamp(before):
                 path.unlink()
-                raise FetchError(f"{source}: changed while it was read", remedy="wait until it is written, then go on")
+                raise _changed(source)
             self._take(path, sha256, size, own=path.stat().st_nlink == 1)
         return sha256, size
 
@@ -344,6 +347,10 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
             if mine:
                 yield handle
                 return
+
+
+def _changed(source: Path) -> FetchError:
+    return FetchError(f"{source}: changed while it was read", remedy="wait until it is written, then try again")
 
 
 def _stamp(status: os.stat_result) -> list[int]:

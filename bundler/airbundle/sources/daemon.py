@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
@@ -11,7 +11,6 @@ import docker
 import docker.errors
 import requests
 import urllib3.exceptions
-from docker.models.images import Image
 
 from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
@@ -46,8 +45,8 @@ class DaemonSource:
     def lock_image(self, image: ImageTable, platform: str) -> LockedImage:
         """See `Source.lock_image`. The image is saved into the cache now, since that alone tells its blobs."""
         name = _tagged(image.source.partition(":")[2])
-        with self._engine(name) as found:
-            saved = self._save(found, name)
+        with self._engine(name) as client:
+            saved = self._save(client, name)
         origin = documents.Origin({"source": SCHEME, "image": name, "image_id": saved.config.digest})
         manifest = documents.Manifest(documents.OCI_MANIFEST, saved.config, saved.layers)
         config = documents.read_config(
@@ -76,8 +75,8 @@ class DaemonSource:
         name, cache = item.origin["image"], self._context.cache
         with self._lock:
             if not cache.has(item.sha256, item.size):
-                with self._engine(name) as found:
-                    saved = self._save(found, name)
+                with self._engine(name) as client:
+                    saved = self._save(client, name)
                 if saved.config.digest != item.origin["image_id"]:
                     raise FetchError(
                         f"{SCHEME}:{name}: another image now",
@@ -91,14 +90,13 @@ class DaemonSource:
                     )
         advance(item.size)
 
-    def _save(self, image: Image, name: str) -> SavedImage:
+    def _save(self, client: docker.DockerClient, name: str) -> SavedImage:
         """Save by name, never by id: an archive made by id has no name in it."""
-        total, talk = int(image.attrs.get("Size") or 0), self._context.talk
-        stream: Iterable[bytes] = image.client.api.get_image(name)
+        total, talk = int(client.images.get(name).attrs.get("Size") or 0), self._context.talk
 
         def chunks() -> Iterator[bytes]:
             done = 0
-            for chunk in stream:
+            for chunk in client.api.get_image(name):
                 done += len(chunk)
                 talk.progress(f"saving {name}", min(done, total - 1), total)
                 yield chunk
@@ -107,14 +105,14 @@ class DaemonSource:
         return read_saved(chunks(), self._context.cache, f"{SCHEME}:{name}")
 
     @contextmanager
-    def _engine(self, name: str) -> Iterator[Image]:
-        """The image in the engine; errors of the engine in words."""
+    def _engine(self, name: str) -> Iterator[docker.DockerClient]:
+        """The engine; its errors in words."""
         settings = {key: value for key in _VARIABLES if (value := self._context.environ(key))}
         where = settings.get("DOCKER_HOST", "the local docker engine")
         try:
             client = docker.from_env(environment=settings, timeout=_TIMEOUT)
             try:
-                yield client.images.get(name)
+                yield client
             finally:
                 client.close()
         except docker.errors.ImageNotFound as error:
