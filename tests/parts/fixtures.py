@@ -39,7 +39,7 @@ def registry_fixture(registry_server: registry.Registry) -> registry.Registry:
 
 @pytest.fixture(scope="session")
 def base_archive() -> images.ImageArchive:
-    """A small Debian image with python3 and ca-certificates, as an archive."""
+    """A small Debian image with python3 and what llama.cpp's wheel needs of a system, as an archive."""
     return images.debian_image("base", *images.BASE)
 
 

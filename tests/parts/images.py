@@ -59,7 +59,7 @@ class Config:
     env: tuple[str, ...] = ("PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",)
 
 
-BASE = (Rootfs("bookworm", ("python3", "ca-certificates")), Config(command=("/bin/sh",)))
+BASE = (Rootfs("bookworm", ("python3", "libgomp1", "ca-certificates")), Config(command=("/bin/sh",)))
 LLAMA = (Rootfs("sid", ("llama.cpp", "curl", "ca-certificates")), Config(entrypoint=("/usr/bin/llama-server",)))
 
 
