@@ -85,8 +85,9 @@ class LoopbackRequests:
 
 def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
     """The body, against one deadline: a socket's own timeout begins anew with every byte."""
-    pieces, size = [], 0
-    while size < _MAX_BODY:
+    pieces: list[bytes] = []
+    size, announced = 0, response.length
+    while size < (_MAX_BODY if announced is None else min(announced, _MAX_BODY)):
         remaining = deadline - time.monotonic()
         if remaining <= 0:
             raise socket.timeout
@@ -94,6 +95,8 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
             connection.sock.settimeout(remaining)
         piece = response.read1(65536)
         if not piece:
+            if announced is not None:
+                raise http.client.IncompleteRead(b"".join(pieces), announced - size)
             break
         pieces.append(piece)
         size += len(piece)
