@@ -53,7 +53,7 @@ def sass_runs(arch: str, where: Capability) -> bool:
 
 
 def ptx_runs(arch: str, where: Capability) -> bool:
-    """Whether a driver can compile PTX for `arch` to run on a GPU: any GPU at least as new, unless a suffix binds it."""
+    """Whether a driver can compile PTX for `arch` to run on a GPU: any as new or newer, unless a suffix binds it."""
     major, minor, suffix = split_arch(arch)
     if suffix:
         return sass_runs(arch, where)
@@ -65,10 +65,9 @@ def driver_cuda(driver: str) -> str:
 
     A branch alone, such as ``580``, counts as that branch's first release.
     """
-    wanted = version_key(driver)
-    found = ""
+    wanted, found = version_key(driver), ""
     for cuda, lowest in table("cuda")["drivers"].items():
-        if version_key(lowest)[: len(wanted)] <= wanted:
+        if wanted and version_key(lowest)[: len(wanted)] <= wanted:
             found = cuda
     return found
 

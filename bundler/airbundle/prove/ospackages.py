@@ -66,7 +66,7 @@ _RPM_TAGS = {1000: "name", 1001: "version", 1002: "release"}
 
 
 def _rpm_header(blob: bytes) -> OsPackage:
-    """Name and version. A header: u32 entries, u32 bytes of data, entries of four u32 (tag, type, offset, count), data."""
+    """A header: u32 entries, u32 bytes of data, the entries of four u32 (tag, type, offset, count), the data."""
     entries, _size = struct.unpack_from(">II", blob)
     start, found = 8 + 16 * entries, {"name": "", "version": "", "release": ""}
     for number in range(entries):
