@@ -13,7 +13,7 @@ import pytest
 
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import ImageEntry, ModelEntry, Part, Payload, WheelEntry
+from airbundle_onsite.contract.manifest import FileEntry, ImageEntry, ModelEntry, Part, Payload, WheelEntry
 from airbundle_onsite.verify.bundle import trust
 from parts import need
 from parts.bundles import EPOCH, make_bundle
@@ -39,10 +39,12 @@ def payload(*sizes):
 def variants(draft):
     image = ImageEntry("demo/engine:1.0", f"sha256:{ZERO}", f"sha256:{ZERO}", f"sha256:{ZERO}", "linux/amd64", (), 1)
     model = ModelEntry("m", "gguf", "hf:org/m", "abc", ("models/m/w.gguf",), 1, "w.gguf", "apache-2.0")
+    archive = FileEntry("images/manifest.json", "image", 0, ZERO)
     wheel = WheelEntry("x", "1", "wheels/x.whl", ZERO)
     return {
         "bare": draft,
         "docker": replace(draft, images=(image,), models=(model,), needs=replace(draft.needs, runtime="docker")),
+        "docker archive": replace(draft, images=(image,), files=(archive,)),
         "wheels": replace(draft, wheels=(wheel,), models=(model, model)),
         "many parts": replace(draft, payload=payload(*[4_000_000_000] * 3, 5)),
         "one huge part": replace(draft, payload=payload(5_000_000_000)),
@@ -50,7 +52,7 @@ def variants(draft):
     }
 
 
-CASES = ["bare", "docker", "wheels", "many parts", "one huge part", "thousands"]
+CASES = ["bare", "docker", "docker archive", "wheels", "many parts", "one huge part", "thousands"]
 
 
 @pytest.mark.real("shellcheck")
@@ -72,7 +74,8 @@ def test_readmes(draft, case):
         assert text.startswith("demo 1\n======\n")
         assert "bash install.sh --verify" in text
         assert "{{" not in text and "{%" not in text and "\r" not in text
-        assert ("docker load" in text) == bool(manifest.images)
+        assert ("skopeo copy oci:/srv/demo/images:1.0 docker-daemon:demo/engine:1.0" in text) == (case == "docker")
+        assert ("images -cf - . | docker load" in text) == (case == "docker archive")
         assert ("pip install --no-index" in text) == bool(manifest.wheels)
         assert ("--part-size 4GB" in text) == (case == "one huge part")
         assert ("sort -t . -k 3 -n" in text) == (case == "thousands")

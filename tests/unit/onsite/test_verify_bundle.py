@@ -2,7 +2,9 @@
 
 import hashlib
 import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +121,22 @@ def test_not_a_directory(tmp_path):
         trust(tmp_path / "nowhere")
     assert "nowhere" in str(caught.value)
     assert "holds install.sh and bundle.json" in caught.value.remedy
+
+
+def test_files_this_user_may_not_read():
+    """Root reads everything, so the test becomes another user for a moment."""
+    with tempfile.TemporaryDirectory() as work:
+        Path(work).chmod(0o755)
+        bundle = make_bundle(Path(work) / "bundle", FILES)
+        (bundle / layout.CHECKSUMS).chmod(0)
+        user = os.geteuid()
+        os.seteuid(user or 65534)
+        try:
+            with pytest.raises(IntegrityError) as caught:
+                trust(bundle)
+        finally:
+            os.seteuid(user)
+        assert f"{layout.CHECKSUMS}: this user may not read it" in caught.value.details
 
 
 def test_debris_is_no_problem(bundle):
