@@ -72,19 +72,23 @@ def _files() -> dict[str, Path]:
 def match_fingerprint(fingerprint: Fingerprint) -> list[tuple[HardwareProfile, list[CheckResult]]]:
     """Every profile with the results of holding the host against it, best first.
 
-    Best is: fewest failures; then one that uses the host's GPUs; then fewest warnings; then the most demanding.
+    A profile for GPUs comes last where none answers. Then the order is: fewest failures; one that uses the host's
+    GPUs; fewest warnings; the most demanding of those that fit, the least demanding of those that do not.
     """
     matched = [(profile, match_profile(profile, fingerprint)) for profile in all_profiles()]
-    return sorted(matched, key=lambda pair: _badness(*pair))
+    without_gpus = fingerprint.gpu.state != "ok"
+    return sorted(matched, key=lambda pair: (pair[0].gpu is not None and without_gpus, *_badness(*pair)))
 
 
 def _badness(profile: HardwareProfile, checks: Sequence[CheckResult]) -> tuple[int, bool, int, int, int, str]:
+    failures = _count(checks, "fail")
+    towards = 1 if failures else -1
     return (
-        _count(checks, "fail"),
+        failures,
         profile.gpu is None,
         _count(checks, "warn"),
-        -(profile.gpu.memory if profile.gpu else 0),
-        -len(profile.cpu_flags),
+        towards * (profile.gpu.memory if profile.gpu else 0),
+        towards * len(profile.cpu_flags),
         profile.id,
     )
 

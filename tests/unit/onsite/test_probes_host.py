@@ -21,11 +21,6 @@ def files(tmp_path: Path) -> HostFiles:
     return HostFiles(tmp_path)
 
 
-def write(files: HostFiles, **texts: str) -> None:
-    for name, text in texts.items():
-        put(files, name, text)
-
-
 def put(files: HostFiles, name: str, text: str) -> None:
     path = files.path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
