@@ -125,8 +125,8 @@ def read_tree(base: Path, where: str) -> Tree:
         for name in (*leaves, *(name for name in names if (Path(directory) / name).is_symlink())):
             file = Path(directory) / name
             path = file.relative_to(root).as_posix()
-            if is_debris(path):
-                continue
+            if is_debris(path) and not (file.is_file() and not file.is_symlink()):
+                continue  # plain files stay, to be left out and counted by `choose`
             problem = _problem(file, allowed)
             if problem:
                 problems.append(f"{path}: {problem}")
@@ -146,7 +146,7 @@ def _problem(file: Path, allowed: list[Path]) -> str:
         return f"a link to nothing ({file.readlink()})"
     if not any(target.is_relative_to(place) for place in allowed):
         return f"a link that leaves the directory, to {target}"
-    if target.suffix == ".incomplete":
+    if file.is_symlink() and target.suffix == ".incomplete":
         return "a download that was not finished"
     if target.is_dir():
         return "a link to a directory"

