@@ -183,10 +183,21 @@ class VenvRuntime:
         run = self._directory(instance)
         if not run.is_dir():
             return InstanceState("absent")
-        kept = _read_json(run / "supervisor.json") or {}
+        kept = self._settled(run)
         if kept.get("status") == "running" and process.alive(kept.get("engine")):
             return InstanceState("running")
         return InstanceState("exited", kept.get("code"))
+
+    def _settled(self, run: Path) -> Mapping[str, Any]:
+        """What the supervisor wrote, once it has noticed the end of an engine that ended a moment ago."""
+        clock = self._environment.clock
+        deadline = clock.monotonic() + 2
+        while True:
+            kept = _read_json(run / "supervisor.json") or {}
+            stale = kept.get("status") == "running" and not process.alive(kept.get("engine"))
+            if not stale or not process.alive(kept.get("supervisor")) or clock.monotonic() > deadline:
+                return kept
+            clock.sleep(0.05)
 
     def logs(self, instance: Instance, lines: int = 200) -> str:
         """The end of the engine's log, also of the file before a rotation when the newest is short."""
