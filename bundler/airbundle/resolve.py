@@ -27,11 +27,19 @@ from airbundle_onsite.errors import AirbundleError, ContractError, FetchError, U
 from airbundle_onsite.system import Clock
 
 T = TypeVar("T")
+ResolveWheels = Callable[[BundleSpec, HardwareProfile, LockedImage | None, SourceContext], wheels.Resolved]
 _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 _DEFAULT_VERSION = re.compile(r"(\d{8})-v(\d+)")
 
 
-def lock(spec: BundleSpec, *, context: SourceContext, clock: Clock, previous: BundleLock | None = None) -> BundleLock:
+def lock(
+    spec: BundleSpec,
+    *,
+    context: SourceContext,
+    clock: Clock,
+    previous: BundleLock | None = None,
+    resolve_wheels: ResolveWheels | None = None,
+) -> BundleLock:
     """Pin everything a spec names.
 
     Args:
@@ -39,6 +47,7 @@ def lock(spec: BundleSpec, *, context: SourceContext, clock: Clock, previous: Bu
         context: cache, runner, environment, and the directory that relative paths start from.
         clock: for the lock's time, unless SOURCE_DATE_EPOCH is set, and for the default version.
         previous: the lock that was there; when nothing changed it is returned as it is.
+        resolve_wheels: in place of `airbundle.wheels`.
 
     Raises:
         FetchError: listing everything that could not be resolved.
@@ -49,7 +58,8 @@ def lock(spec: BundleSpec, *, context: SourceContext, clock: Clock, previous: Bu
     models, image = gather.of(lambda: _lock_model(spec, context)), gather.of(lambda: _lock_image(spec, target, context))
     found = None
     if spec.wheels is not None and target is not None and (image is not None or spec.wheels.resolve == "host"):
-        found = gather.of(lambda: _lock_wheels(spec, target, image, context))
+        resolver = resolve_wheels or _lock_wheels
+        found = gather.of(lambda: resolver(spec, target, image, context))
     gather.end()
     assert target is not None and models is not None
     now = int(context.environ("SOURCE_DATE_EPOCH") or clock.now())

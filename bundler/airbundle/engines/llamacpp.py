@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 
+from packaging.utils import parse_wheel_filename
+
 from airbundle.contract.lock import BundleLock, LockedModel
 from airbundle.data import data_dir
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
@@ -139,7 +141,7 @@ def _gpus(lock: BundleLock) -> int:
 
 
 def _needs(lock: BundleLock, memory: Memory, gpus: int) -> PlanNeeds:
-    python = ">=3.10" if lock.spec.runtime.kind == "venv" else ""
+    python = _pythons(lock) if lock.spec.runtime.kind == "venv" else ""
     if not gpus:
         return PlanNeeds(memory=memory.total, cpu_flags=lock.profile.cpu_flags, python=python)
     assert lock.profile.gpu is not None
@@ -152,6 +154,22 @@ def _needs(lock: BundleLock, memory: Memory, gpus: int) -> PlanNeeds:
         cpu_flags=lock.profile.cpu_flags,
         python=python,
     )
+
+
+def _pythons(lock: BundleLock) -> str:
+    """The Pythons that the wheels are right for: as they say themselves, or the one minor they were resolved for.
+
+    A closure of several projects may differ between Pythons (markers), and a wheel for one ABI fits one only.
+    """
+    wheels = [wheel for wheel in lock.wheels if wheel.name != "pip"]
+    tags = [tag for wheel in wheels for tag in parse_wheel_filename(wheel.file.path)[3]]
+    portable = all(tag.abi in ("abi3", "none") for tag in tags)
+    if portable and all(wheel.requested_by == ("spec",) for wheel in wheels):
+        limits = {part.strip() for wheel in lock.wheels for part in wheel.requires_python.split(",") if part.strip()}
+        return ",".join(sorted(limits)) or ">=3.9"
+    assert lock.wheel_settings is not None
+    major, _, minor = lock.wheel_settings.python.partition(".")
+    return f">={major}.{minor},<{major}.{int(minor) + 1}"
 
 
 def _command(lock: BundleLock) -> tuple[str, ...]:

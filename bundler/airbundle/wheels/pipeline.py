@@ -25,7 +25,7 @@ from airbundle_onsite.system import Completed, Talk
 _PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
 _VIA = re.compile(r"^\s*#\s+(?:via\s+)?(\S.*?)\s*$")
 _MISSING = re.compile(r"satisfies the requirement (.+?) \(from|No matching distribution found for (\S+)")
-_CONFLICT = re.compile(r"The conflict is caused by:\s*\n((?:\s*\S.*\n)+)")
+_CONFLICT = re.compile(r"The conflict is caused by:\s*\n((?:[ \t]*\S.*\n)+)")
 _PROJECT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _REPORT = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--no-deps")
 _WHEELS_ONLY = ("--only-binary", ":all:")
@@ -181,7 +181,7 @@ def _compile(toolbox: Toolbox, target: str, options: Sequence[str]) -> str:
 
 def _explain(done: Completed, toolbox: Toolbox, target: str, options: Sequence[str]) -> FetchError:
     """Why nothing could be resolved: no wheel, no such project, a conflict, or no network."""
-    if "ResolutionImpossible" in done.stderr:
+    if "conflicting dependencies" in done.stderr:
         return _conflict(toolbox, target, options)
     missing = _MISSING.search(done.stderr)
     if missing is None:
