@@ -1,6 +1,7 @@
 """Runs the site's command line as it is, able to die or to stand still around any line of the journal.
 
 KILL_AT and HOLD_AT name a moment: ``staged`` right after that line was made durable, ``before staged`` right before.
+AB_UMASK is the umask to run under.
 """
 
 import os
@@ -23,4 +24,5 @@ def hook(moment: str) -> None:
 
 
 if __name__ == "__main__":
+    os.umask(int(os.environ.get("AB_UMASK", "022"), 8))
     sys.exit(main(world=replace(real_world(dict(os.environ)), hook=hook)))

@@ -18,7 +18,6 @@ from typing import Any
 
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds, Readiness, SmokeTest
 from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry, Serving
-
 from parts.bundles import make_bundle
 from parts.process import free_port
 
@@ -171,22 +170,23 @@ class Site:
 
     def engines(self) -> list[int]:
         """Process ids of engines that run from this root."""
+        return self._running("fake_engine.py")
+
+    def _running(self, program: str) -> list[int]:
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 with contextlib.suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")
-                    if any(word.startswith(str(self.root)) and word.endswith("fake_engine.py") for word in words):
+                    if any(word.startswith(str(self.root)) and word.endswith(program) for word in words):
                         found.append(int(entry.name))
         return found
 
     def close(self) -> None:
-        """Stop what runs from this root: supervisors first, by their own records, then engines."""
-        for record in self.root.glob("run/*/supervisor.json"):
-            with contextlib.suppress(OSError, ValueError):
-                _end(int(json.loads(record.read_text())["pid"]), str(self.root))
-        for pid in self.engines():
-            _end(pid, str(self.root))
+        """Stop what runs from this root: supervisors, who end their engines, then engines that are left."""
+        for program in ("supervisor.py", "fake_engine.py"):
+            for pid in self._running(program):
+                _end(pid, str(self.root))
 
 
 def _end(pid: int, mark: str) -> None:
