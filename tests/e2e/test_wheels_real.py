@@ -1,0 +1,108 @@
+"""Wheels resolved inside a real image, by the real tools, from PyPI."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import docker
+import pytest
+
+from airbundle import sources
+from airbundle.cache import Cache
+from airbundle.contract.lock import LockedFile, LockedImage
+from airbundle.contract.spec import ImageTable, WheelsTable
+from airbundle.sources.base import SourceContext
+from airbundle.wheels import resolve_host, resolve_image
+from airbundle.wheels.container import image_toolbox
+from airbundle_onsite.contract.profile import HardwareProfile
+from airbundle_onsite.errors import FetchError, UsageError
+from airbundle_onsite.system import Silent, SystemRunner
+from parts.docker import DockerEngine
+
+PROFILE = HardwareProfile("p", "P", min_glibc="2.28")
+IN_IMAGE = WheelsTable(("xllamacpp", "rich"), "image")
+
+
+@pytest.fixture
+def context(tmp_path: Path, docker_engine: DockerEngine) -> SourceContext:
+    """This machine's way to PyPI, the private engine, and settings of pip that must have no effect."""
+    lures = {"PIP_FIND_LINKS": str(tmp_path), "PIP_INDEX_URL": "http://127.0.0.1:1/simple"}
+    environ = {**os.environ, **lures, "DOCKER_HOST": docker_engine.host}
+    return SourceContext(Cache(tmp_path / "cache"), Silent(), SystemRunner(), tmp_path, environ.get)
+
+
+def locked(source: str, context: SourceContext) -> LockedImage:
+    made = sources.create("registry", context).lock_image(ImageTable(f"registry:{source}"), "linux/amd64")
+    assert isinstance(made, LockedImage)
+    return made
+
+
+def fetcher(context: SourceContext) -> object:
+    registry = sources.create("registry", context)
+
+    def fetch(item: LockedFile) -> None:
+        registry.fetch(item, lambda _: None)
+
+    return fetch
+
+
+def left_over(engine: DockerEngine) -> list[str]:
+    with docker.DockerClient(base_url=engine.host) as client:  # type: ignore[no-untyped-call]
+        containers = client.containers.list(all=True, filters={"label": "airbundle.purpose=resolve"})
+        images = [tag for image in client.images.list() for tag in image.tags if tag.startswith("airbundle-resolve")]
+        return [container.id for container in containers] + images
+
+
+@pytest.mark.real("docker", "registry", "images")
+def test_an_image_with_nothing_but_python(base_image: str, context: SourceContext, docker_engine: DockerEngine) -> None:
+    image = locked(base_image, context)
+    wheels, settings = resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)  # type: ignore[arg-type]
+    found = {wheel.name: wheel for wheel in wheels}
+    assert list(found) == sorted(found)
+    assert {"pip", "xllamacpp", "rich", "pygments", "markdown-it-py", "mdurl"} == set(found)
+    assert found["mdurl"].requested_by == ("markdown-it-py",)
+    assert "manylinux" in found["xllamacpp"].file.path
+    assert found["xllamacpp"].file.size > 10_000_000
+    assert (settings.python, settings.glibc) == ("3.11", "2.28")
+    assert f"in image sha256:{image.config.sha256[:12]}" in settings.resolver
+    assert left_over(docker_engine) == []
+
+
+@pytest.mark.real("docker", "registry", "images")
+def test_an_interrupted_resolve_leaves_nothing(
+    base_image: str, context: SourceContext, docker_engine: DockerEngine
+) -> None:
+    image = locked(base_image, context)
+    with pytest.raises(KeyboardInterrupt), image_toolbox(image, fetcher(context), context):  # type: ignore[arg-type]
+        assert left_over(docker_engine)
+        raise KeyboardInterrupt
+    assert left_over(docker_engine) == []
+
+
+@pytest.mark.real("docker", "registry", "images")
+def test_an_image_without_python_is_named(
+    llama_image: str, context: SourceContext, docker_engine: DockerEngine
+) -> None:
+    image = locked(llama_image, context)
+    with pytest.raises(UsageError, match="has no python3 on its PATH") as caught:
+        resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)  # type: ignore[arg-type]
+    assert image.name in caught.value.summary
+    assert left_over(docker_engine) == []
+
+
+@pytest.mark.real("docker")
+def test_an_engine_that_is_not_there_is_named(context: SourceContext, tmp_path: Path) -> None:
+    blob = LockedFile("x", "0" * 64, 1)
+    image = LockedImage("x:1", "registry:x", "", blob, blob, (), (), "linux/amd64")
+    there = {**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock"}
+    elsewhere = SourceContext(context.cache, Silent(), SystemRunner(), tmp_path, there.get)
+    with pytest.raises(FetchError, match="reaching the docker engine") as caught:
+        resolve_image(IN_IMAGE, image, lambda _: None, PROFILE, elsewhere)
+    assert "DOCKER_HOST" in caught.value.remedy
+
+
+def test_a_package_without_wheels_on_pypi(tmp_path: Path) -> None:
+    context = SourceContext(Cache(tmp_path / "cache"), Silent(), SystemRunner(), tmp_path, os.environ.get)
+    with pytest.raises(FetchError, match=r"^docopt==0\.6\.2: the index has it, but no wheel"):
+        resolve_host(WheelsTable(("docopt==0.6.2",)), "", PROFILE, context)
