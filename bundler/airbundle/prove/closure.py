@@ -11,6 +11,7 @@ from airbundle.prove.linking import (
     check_glibc,
     check_machine,
     check_needed,
+    check_readable,
     missing_libraries,
     needed_names,
     needed_version,
@@ -71,6 +72,7 @@ def prove_closure(
     rows, checks = [], _image_checks(target)
     for package in packages:
         found = [
+            *check_readable(package),
             *check_machine(package, target),
             *check_gpu(package, target),
             *check_cuda(package, target),

@@ -37,7 +37,7 @@ def prove_lock(
         advance: progress.
 
     Raises:
-        IntegrityError: a wheel, layer or native file is damaged.
+        IntegrityError: a wheel or layer is damaged.
         FetchError: a layer is compressed with zstd.
     """
     facts = Facts(cache, advance)

@@ -11,12 +11,22 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerDefSection, GNUVerNeedSection
 
 from airbundle.prove.facts import ElfFacts
-from airbundle_onsite.errors import IntegrityError
 
 MAGIC = b"\x7fELF"
 EM_CUDA = 190
 LINKED, RELOCATABLE = ".nv_fatbin", "__nv_relfatbin"
 _MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64", "EM_386": "i686", "EM_ARM": "armv7l", "EM_CUDA": "cuda"}
+# pyelftools follows the offsets of a damaged file into whatever is there.
+_BROKEN = (
+    ELFError,
+    ConstructError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)
 _DYNAMIC = {"DT_NEEDED": "needed", "DT_SONAME": "soname", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
 _WEAK = 2  # VER_FLG_WEAK
 _BASE = 1  # VER_FLG_BASE: the file's own name, not a version of its symbols
@@ -28,18 +38,21 @@ GpuSpans = dict[str, list[Span]]
 """By section name, `LINKED` or `RELOCATABLE`."""
 
 
-def read_elf(handle: BinaryIO, name: str) -> tuple[ElfFacts, GpuSpans]:
+class NotReadable(ValueError):
+    """It begins like an ELF file but cannot be read as one, e.g. because it is cut short."""
+
+
+def read_elf(handle: BinaryIO) -> tuple[ElfFacts, GpuSpans]:
     """Read one file.
 
     Args:
-        handle: seekable, at least the ELF file's own length.
-        name: for messages.
+        handle: seekable.
 
     Returns:
         The facts, and where its sections of GPU code are.
 
     Raises:
-        IntegrityError: it begins like an ELF file but cannot be read as one, e.g. because it is cut short.
+        NotReadable: see there.
     """
     try:
         elf = ELFFile(handle)
@@ -48,11 +61,8 @@ def read_elf(handle: BinaryIO, name: str) -> tuple[ElfFacts, GpuSpans]:
             return ElfFacts(machine="cuda", bits=elf.elfclass), {}
         needed, soname, search = _dynamic(elf)
         versions, defines, spans = _sections(elf)
-    except (ELFError, ConstructError, UnicodeDecodeError, ValueError, OverflowError) as error:
-        raise IntegrityError(
-            f"{name}: begins like a native file but cannot be read as one ({_reason(error)})",
-            remedy="fetch it again; if it is the same again, its publisher ships a damaged file",
-        ) from error
+    except _BROKEN as error:
+        raise NotReadable(_reason(error)) from error
     facts = ElfFacts(
         machine=_MACHINES.get(str(machine), str(machine).removeprefix("EM_").lower()),
         bits=elf.elfclass,
@@ -66,7 +76,7 @@ def read_elf(handle: BinaryIO, name: str) -> tuple[ElfFacts, GpuSpans]:
 
 
 def _reason(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    return str(error).splitlines()[0] if str(error) else f"its tables point nowhere ({type(error).__name__})"
 
 
 def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], str, tuple[str, ...]]:

@@ -63,12 +63,19 @@ class ElfFacts:
 
 @record
 class NativeFile:
-    """A native file by its path in the wheel or image; `elf` is absent for bare fat binaries and PTX."""
+    """A native file by its path in the wheel or image.
+
+    Attributes:
+        size: bytes.
+        elf: absent for bare fat binaries and PTX, and where the file cannot be read.
+        problem: why it cannot be read, or empty.
+    """
 
     path: str
     size: int
     elf: ElfFacts | None = None
     gpu: GpuCode = field(default_factory=GpuCode)
+    problem: str = ""
 
 
 @record

@@ -7,7 +7,7 @@ from typing import Literal
 
 from airbundle.prove import cuda
 from airbundle.prove.facts import GpuCode, NativeFile, arch_key, version_key
-from airbundle.prove.target import Package, Target, base_name, is_optional, rule_for
+from airbundle.prove.target import Package, Target, base_name, is_optional, rule_for, some
 from airbundle.prove.wheel import linked_cuda
 from airbundle_onsite.contract.checks import CheckResult, Status
 
@@ -56,7 +56,7 @@ def _with_native(package: Package, target: Target, fits: Mapping[str, Fit]) -> C
     others = {native.path for native in package.natives if is_optional(package, native)}
     by_ptx = [path for path, how in fits.items() if how == "ptx" and path not in others]
     refused = [path for path, how in fits.items() if how == "refused" and path not in others]
-    evidence = _some([f"{path}: no code for this GPU" for path, how in fits.items() if how == "none"])
+    evidence = some([f"{path}: no code for this GPU" for path, how in fits.items() if how == "none"])
     if refused:
         text = f"{target.title} runs it but for {_listed(refused)}, PTX too new for a driver of CUDA {target.gpu_cuda}"
         return _result(package, target, "warn", text, _remedy(package, target), evidence)
@@ -124,7 +124,7 @@ def _unread(package: Package) -> list[CheckResult]:
             status="warn",
             summary=f"{package.title()} has GPU code in a form that this version cannot read",
             remedy="a newer airbundle may know it; else see that it runs in a rehearsal on such a GPU",
-            evidence=_some(strange),
+            evidence=some(strange),
         )
     ]
 
@@ -132,11 +132,6 @@ def _unread(package: Package) -> list[CheckResult]:
 def _listed(paths: Sequence[str]) -> str:
     shown = ", ".join(map(base_name, paths[:3]))
     return f"{shown} and {len(paths) - 3} more" if len(paths) > 3 else shown
-
-
-def _some(lines: Sequence[str]) -> tuple[str, ...]:
-    """Not more lines than a person reads."""
-    return (*lines[:8], f"and {len(lines) - 8} more") if len(lines) > 8 else tuple(lines)
 
 
 def cuda_majors(package: Package) -> set[int]:

@@ -39,7 +39,7 @@ def read_layer(path: Path, scratch: Path, *, name: str = "") -> LayerFacts:
         name: for messages; the blob's file name otherwise.
 
     Raises:
-        IntegrityError: the layer, or a native file in it, is damaged.
+        IntegrityError: the layer is damaged.
         FetchError: it is compressed with zstd.
     """
     shown = name or path.name

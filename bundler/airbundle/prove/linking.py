@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from airbundle.prove import cuda
 from airbundle.prove.facts import NativeFile, version_key
-from airbundle.prove.target import Package, Target, base_name, is_optional
+from airbundle.prove.target import Package, Target, base_name, is_optional, some
 from airbundle_onsite.contract.checks import CheckResult
 
 _EXTENSION = re.compile(r"\.(cpython-\d+[\w-]*|abi3)\.so$")
@@ -28,6 +28,22 @@ def check_machine(package: Package, target: Target) -> list[CheckResult]:
             expected=target.arch,
             actual=found,
             remedy="lock again for the profile's architecture",
+        )
+    ]
+
+
+def check_readable(package: Package) -> list[CheckResult]:
+    """Whether every native file could be read."""
+    broken = [f"{native.path}: {native.problem}" for native in package.natives if native.problem]
+    if not broken:
+        return []
+    return [
+        CheckResult(
+            id="prove.readable",
+            status="warn",
+            summary=f"{package.title()} has {len(broken)} native file{'s' * (len(broken) > 1)} that cannot be read",
+            remedy="test data is broken on purpose; if the file is a library, its publisher ships it damaged",
+            evidence=some(broken),
         )
     ]
 
@@ -142,7 +158,7 @@ def check_needed(package: Package, target: Target, wanted: frozenset[str]) -> li
             expected=", ".join(names),
             actual="not found",
             remedy=_cure(names, host, place),
-            evidence=tuple(f"{path}: {', '.join(libraries)}" for path, libraries in sorted(missing.items())),
+            evidence=some([f"{path}: {', '.join(libraries)}" for path, libraries in sorted(missing.items())]),
         )
     ]
 

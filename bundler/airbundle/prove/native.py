@@ -31,10 +31,8 @@ def read_native(stream: IO[bytes], path: str, size: int, scratch: Path) -> Nativ
         scratch: directory for the copy of a large file, which is gone when this returns.
 
     Returns:
-        None when it is no native file.
-
-    Raises:
-        IntegrityError: a native file that cannot be read.
+        None when it is no native file. One that cannot be read comes back with its `problem`: packages carry broken
+        files on purpose, as test data.
     """
     head = stream.read(PEEK)
     if path.endswith(".ptx"):
@@ -45,7 +43,10 @@ def read_native(stream: IO[bytes], path: str, size: int, scratch: Path) -> Nativ
     with _copy(head, stream, size, scratch) as handle:
         if head.startswith(fatbin.MAGIC_BYTES):
             return NativeFile(path=path, size=size, gpu=fatbin.read_fatbins(handle, [(0, size)]))
-        facts, spans = elf.read_elf(handle, path)
+        try:
+            facts, spans = elf.read_elf(handle)
+        except elf.NotReadable as error:
+            return NativeFile(path=path, size=size, problem=str(error))
         if facts.machine == "cuda":
             return NativeFile(path=path, size=size, elf=facts, gpu=fatbin.read_cubin(handle))
         return NativeFile(path=path, size=size, elf=facts, gpu=_gpu_code(handle, spans))

@@ -139,6 +139,11 @@ def packages_of(wheels: Iterable[WheelFacts], image: ImageFacts | None) -> list[
     return found
 
 
+def some(lines: Sequence[str]) -> tuple[str, ...]:
+    """Not more lines than a person reads."""
+    return (*lines[:8], f"and {len(lines) - 8} more") if len(lines) > 8 else tuple(lines)
+
+
 def is_optional(package: Package, native: NativeFile) -> bool:
     """Whether the package is known to do without this file when it cannot be loaded."""
     rules: list[Mapping[str, str]] = cuda.table("libraries")["optional"]

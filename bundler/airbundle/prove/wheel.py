@@ -32,14 +32,14 @@ def read_wheel(path: Path, scratch: Path, *, file_name: str = "") -> WheelFacts:
         file_name: the wheel's own file name, when `path` has another.
 
     Raises:
-        IntegrityError: it is not a wheel, is damaged, or holds a native file that cannot be read.
+        IntegrityError: it is not a wheel, or is damaged.
     """
     shown = file_name or path.name
     try:
         name, version, _build, _tags = parse_wheel_filename(shown)
         with zipfile.ZipFile(path) as archive:
             metadata = _metadata(archive, shown)
-            natives = tuple(_natives(archive, scratch, shown))
+            natives = tuple(_natives(archive, scratch))
     except InvalidWheelFilename as error:
         raise IntegrityError(
             f"{shown}: not the file name of a wheel", remedy="rename it as its index calls it"
@@ -72,15 +72,12 @@ def parse_metadata(data: bytes) -> Message:
     return Parser().parsestr(head.decode("utf-8", "replace"), headersonly=True)
 
 
-def _natives(archive: zipfile.ZipFile, scratch: Path, shown: str) -> Iterable[NativeFile]:
+def _natives(archive: zipfile.ZipFile, scratch: Path) -> Iterable[NativeFile]:
     for member in archive.infolist():
         if member.is_dir() or not may_be_native(member.filename, member.file_size):
             continue
         with archive.open(member) as stream:
-            try:
-                native = read_native(stream, member.filename, member.file_size, scratch)
-            except IntegrityError as error:
-                raise IntegrityError(f"{shown}: {error.summary}", remedy=error.remedy) from error
+            native = read_native(stream, member.filename, member.file_size, scratch)
         if native is not None:
             yield native
 
