@@ -27,7 +27,7 @@ def write_gguf(path: Path, size: int) -> None:
     count = size // 2 // 256 * 256
     facts = {
         "llama.block_count": 2,
-        "llama.context_length": 2048,
+        "llama.context_length": 8192,
         "llama.embedding_length": 256,
         "llama.feed_forward_length": 512,
         "llama.attention.head_count": 4,

@@ -8,6 +8,7 @@ the parts, one for their 64 MiB pieces), so the SHA-256 of a file that the cache
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import queue
 import tarfile
@@ -282,7 +283,7 @@ class _PartWriter:
             hasher.end() if hasher.is_alive() else None
         self._file.close()
 
-    def _open(self):  # type: ignore[no-untyped-def]
+    def _open(self) -> io.FileIO:
         return (self._directory / layout.part_name(self._index)).open("wb", buffering=0)
 
     def _added(self, count: int) -> None:

@@ -15,6 +15,7 @@ from airbundle.contents import Contents, collect, lock_document
 from airbundle.contract.lock import BundleLock
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.smoketests import smoke_tests
+from airbundle.weights import prove_model
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import (
@@ -78,9 +79,11 @@ def build(
 
     Raises:
         UsageError: the bundle exists, or the output is too small.
-        FetchError: a file is missing from the cache.
+        FetchError: a file is missing from the cache, or a model is not whole.
     """
     _require_cached(lock, cache)
+    for model in lock.models:
+        prove_model(model, cache)
     final = output / f"{lock.spec.bundle.name}-{lock.spec.bundle.version}"
     if final.exists() and not replace:
         raise UsageError(f"{final} exists already", remedy="give the bundle a new version, or replace it with --force")

@@ -55,16 +55,12 @@ class App:
         return SourceContext(self.cache, self.console, SystemRunner(), base, os.environ.get)
 
 
-class _Size(click.ParamType):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", str(value))
-        if not found or found[2].upper() not in _UNITS:
-            self.fail(f"{value!r} is not a size like 4GB, 64MiB or 0", param, ctx)
-        return int(found[1]) * _UNITS[found[2].upper()]
+def _size(text: str) -> int:
+    """Bytes of ``4GB``, ``64MiB`` or ``0``."""
+    found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text)
+    if not found or found[2].upper() not in _UNITS:
+        raise click.BadParameter(f"{text!r} is not a size like 4GB, 64MiB or 0")
+    return int(found[1]) * _UNITS[found[2].upper()]
 
 
 def _common(command: _F) -> _F:
@@ -134,7 +130,7 @@ def lock(
 
 @cli.command()
 @_spec_options
-@click.option("--part-size", type=_Size(), default=layout.DEFAULT_PART_SIZE, help="Bytes per part; 0 for one file.")
+@click.option("--part-size", type=_size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
 @_common
 def plan(
     spec_path: Path,
@@ -155,7 +151,7 @@ def plan(
 @cli.command("build")
 @_spec_options
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
-@click.option("--part-size", type=_Size(), default=layout.DEFAULT_PART_SIZE, help="Bytes per part; 0 for one file.")
+@click.option("--part-size", type=_size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name and version.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @_common

@@ -93,6 +93,7 @@ def _image_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Me
         path = layout.blob_path(f"sha256:{blob.sha256}")
         yield Member(path, "image", blob.size, blob.sha256, _cached(blob, cache))
     yield bytes_member(f"{layout.IMAGES}/index.json", "image", _oci_index(images, cache))
+    yield bytes_member(f"{layout.IMAGES}/manifest.json", "image", _docker_index(images))
     yield bytes_member(f"{layout.IMAGES}/oci-layout", "image", b'{"imageLayoutVersion":"1.0.0"}')
 
 
@@ -115,6 +116,19 @@ def _oci_index(images: tuple[LockedImage, ...], cache: Cache) -> bytes:
         )
     index = {"schemaVersion": 2, "mediaType": "application/vnd.oci.image.index.v1+json", "manifests": manifests}
     return json.dumps(index, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _docker_index(images: tuple[LockedImage, ...]) -> bytes:
+    """What makes the layout a docker archive too, so that by hand ``tar -C images -cf - . | docker load`` works."""
+    entries = [
+        {
+            "Config": f"blobs/sha256/{image.config.sha256}",
+            "RepoTags": [image.name],
+            "Layers": [f"blobs/{layer.digest.replace(':', '/')}" for layer in image.layers],
+        }
+        for image in images
+    ]
+    return json.dumps(entries, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _wheel_members(wheels: tuple[LockedWheel, ...], cache: Cache) -> Iterator[Member]:

@@ -65,6 +65,10 @@ def main(
     except KeyboardInterrupt:
         console.say("Interrupted. What had been begun was put back; the same command can be run again.")
         return int(ExitCode.UNEXPECTED)
+    except OSError as error:
+        console.note(traceback.format_exc())
+        _report_error(console, AirbundleError(f"the system refused: {error}"), as_json)
+        return int(ExitCode.UNEXPECTED)
     except Exception as error:  # noqa: BLE001  the last resort: a bug must still end in a sentence and an exit code
         console.note(traceback.format_exc())
         fault = AirbundleError(

@@ -93,6 +93,7 @@ def _install_options(options: Options, *, stage_only: bool = False) -> install.I
         stage_only=stage_only,
         reinstall=options.reinstall,
         allow_older=options.allow_older,
+        strict=options.strict,
     )
 
 
@@ -113,7 +114,8 @@ def run_verify(site: Site, options: Options) -> Report:
     if trusted is not None:
         checks += check_parts(trusted, site.talk)
         failure = _worst_of_bundle(checks)
-        host = match.match_profile(trusted.manifest.needs.profile, site.fingerprint(bundle=directory))
+        needs = trusted.manifest.needs
+        host = match.match_profile(needs.profile, site.fingerprint(bundle=directory), runtime=needs.runtime)
         code = exit_code(checks, failure, strict=options.strict)
         if code in (ExitCode.OK, ExitCode.WARNINGS):
             code = exit_code([*checks, *host], ExitCode.PREFLIGHT, strict=options.strict)

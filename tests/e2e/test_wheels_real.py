@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
-import docker
 import pytest
 
 from airbundle import sources
@@ -33,12 +33,10 @@ def context(tmp_path: Path, docker_engine: DockerEngine) -> SourceContext:
 
 
 def locked(source: str, context: SourceContext) -> LockedImage:
-    made = sources.create("registry", context).lock_image(ImageTable(f"registry:{source}"), "linux/amd64")
-    assert isinstance(made, LockedImage)
-    return made
+    return sources.create("registry", context).lock_image(ImageTable(f"registry:{source}"), "linux/amd64")
 
 
-def fetcher(context: SourceContext) -> object:
+def fetcher(context: SourceContext) -> Callable[[LockedFile], None]:
     registry = sources.create("registry", context)
 
     def fetch(item: LockedFile) -> None:
@@ -48,16 +46,14 @@ def fetcher(context: SourceContext) -> object:
 
 
 def left_over(engine: DockerEngine) -> list[str]:
-    with docker.DockerClient(base_url=engine.host) as client:  # type: ignore[no-untyped-call]
-        containers = client.containers.list(all=True, filters={"label": "airbundle.purpose=resolve"})
-        images = [tag for image in client.images.list() for tag in image.tags if tag.startswith("airbundle-resolve")]
-        return [container.id for container in containers] + images
+    containers = engine.run("ps", "-aq", "--filter", "label=airbundle.purpose=resolve").stdout.split()
+    return containers + engine.run("images", "-q", "airbundle-resolve").stdout.split()
 
 
 @pytest.mark.real("docker", "registry", "images")
 def test_an_image_with_nothing_but_python(base_image: str, context: SourceContext, docker_engine: DockerEngine) -> None:
     image = locked(base_image, context)
-    wheels, settings = resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)  # type: ignore[arg-type]
+    wheels, settings = resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)
     found = {wheel.name: wheel for wheel in wheels}
     assert list(found) == sorted(found)
     assert {"pip", "xllamacpp", "rich", "pygments", "markdown-it-py", "mdurl"} == set(found)
@@ -74,7 +70,7 @@ def test_an_interrupted_resolve_leaves_nothing(
     base_image: str, context: SourceContext, docker_engine: DockerEngine
 ) -> None:
     image = locked(base_image, context)
-    with pytest.raises(KeyboardInterrupt), image_toolbox(image, fetcher(context), context):  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt), image_toolbox(image, fetcher(context), context):
         assert left_over(docker_engine)
         raise KeyboardInterrupt
     assert left_over(docker_engine) == []
@@ -86,7 +82,7 @@ def test_an_image_without_python_is_named(
 ) -> None:
     image = locked(llama_image, context)
     with pytest.raises(UsageError, match="has no python3 on its PATH") as caught:
-        resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)  # type: ignore[arg-type]
+        resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)
     assert image.name in caught.value.summary
     assert left_over(docker_engine) == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
@@ -10,6 +11,8 @@ from airbundle.prove.facts import GpuCode, NativeFile, arch_key, version_key
 from airbundle.prove.target import Package, Target, base_name, is_optional, rule_for, some
 from airbundle.prove.wheel import linked_cuda
 from airbundle_onsite.contract.checks import CheckResult, Status
+
+_TESTS = re.compile(r"(^|/)(tests?|testdata|test_data)/")
 
 Fit = Literal["native", "ptx", "refused", "none"]
 """How GPU code runs: as it is; compiled by the driver; refused by a driver too old for the PTX; not at all."""
@@ -29,10 +32,20 @@ def fit(code: GpuCode, target: Target) -> Fit:
     return "ptx" if any(version_key(cuda.ptx_cuda(ptx.isa)) <= have for ptx in usable) else "refused"
 
 
+def _having_code(package: Package) -> list[NativeFile]:
+    """Files with GPU code that can run; bare code among a package's tests is test data."""
+    return [
+        native
+        for native in package.natives
+        if (native.gpu.sass or native.gpu.ptx) and not (native.elf is None and _TESTS.search(native.path))
+    ]
+
+
 def gpu_text(package: Package) -> str:
     """``sm_75 80 86 90, PTX 80``, or empty without GPU code."""
-    sass = sorted({arch for native in package.natives for arch in native.gpu.sass}, key=arch_key)
-    ptx = sorted({each.arch for native in package.natives for each in native.gpu.ptx}, key=arch_key)
+    having = _having_code(package)
+    sass = sorted({arch for native in having for arch in native.gpu.sass}, key=arch_key)
+    ptx = sorted({each.arch for native in having for each in native.gpu.ptx}, key=arch_key)
     parts = [f"sm_{' '.join(sass)}"] if sass else []
     return ", ".join(parts + ([f"PTX {' '.join(ptx)}"] if ptx else []))
 
@@ -43,7 +56,7 @@ def check_gpu(package: Package, target: Target) -> list[CheckResult]:
     Many packages carry files for some architectures only and choose at run time, so machine code in one file is enough;
     which files have none is said as evidence.
     """
-    having = [native for native in package.natives if native.gpu.sass or native.gpu.ptx]
+    having = _having_code(package)
     if target.where is None or not having:
         return _unread(package)
     fits = {native.path: fit(native.gpu, target) for native in having}
@@ -70,17 +83,17 @@ def _without_native(
     package: Package, target: Target, fits: Mapping[str, Fit], having: Sequence[NativeFile]
 ) -> CheckResult:
     """The verdict when no file has machine code for this GPU."""
+    optional = rule_for(cuda.table("packages")["optional_gpu"], package.name)
     if "ptx" in fits.values():
         text = f"{target.title} runs it only from PTX, which the driver compiles at first use"
-        return _result(package, target, "warn", text, _SLOW_START)
+        return _result(package, target, "pass" if optional else "warn", text, "" if optional else _SLOW_START)
+    if optional:
+        return _result(package, target, "warn", f"{target.title} cannot run it, nor need it: {optional['reason']}")
     if "refused" in fits.values():
         isa = min((ptx.isa for native in having for ptx in native.gpu.ptx), key=version_key)
         text = f"only its PTX fits {target.title}, and needs a driver of CUDA {cuda.ptx_cuda(isa) or 'unknown'}"
         return _result(package, target, "fail", f"{text}, not {target.gpu_cuda}", _remedy(package, target))
     text = f"{target.title} cannot run it"
-    optional = rule_for(cuda.table("packages")["optional_gpu"], package.name)
-    if optional:
-        return _result(package, target, "warn", f"{text}, nor need it: {optional['reason']}")
     if package.kind == "os":
         return _result(package, target, "warn", f"{text}; what uses these libraries will fail")
     return _result(package, target, "fail", text, _remedy(package, target))

@@ -6,6 +6,7 @@ from typing import Optional
 
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.guard import undoing
 from airbundle_onsite.deploy.preflight import HostRefused, examine
 from airbundle_onsite.deploy.transaction import (
@@ -74,7 +75,7 @@ def activate(site: Site, name: str, version: str, *, port: Optional[int] = None,
         if not site.confirm(_question(old, release)):
             raise Declined
         release = site.store.save(plan_of(release, verdict.plan), host=verdict.host, port=verdict.port)
-        tx = site.journal.begin(op, name, version, old.version, facts_of(release, old, was_staged=True))
+        tx = site.journal.begin(op, name, version, old.version, facts_of(release.record, old, was_staged=True))
         saved = bring_up(site, tx, release, old, verdict.fingerprint)
         return outcome(site, "activated", saved, began, answers(saved))
 
@@ -118,13 +119,20 @@ def require_complete(site: Site, release: StagedRelease) -> None:
         )
 
 
-def facts_of(release: StagedRelease, old: Before, *, was_staged: bool) -> dict[str, object]:
-    """What `undo` needs besides names: see `JournalEntry.facts`."""
+def facts_of(made: ReleaseRecord, old: Before, *, was_staged: bool) -> dict[str, object]:
+    """What `undo` needs besides names: see `JournalEntry.facts`.
+
+    Args:
+        made: the record of what comes up.
+        old: what was active.
+        was_staged: whether the release was in the store before.
+    """
     return {
-        "runtime": release.record.runtime,
+        "runtime": made.runtime,
         "was_running": old.running,
         "was_staged": was_staged,
-        "manifest_sha256": release.record.manifest_sha256,
+        "manifest_sha256": made.manifest_sha256,
+        "old_port": old.release.record.port if old.release else 0,
     }
 
 

@@ -8,19 +8,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
-from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy import control, signers
-from airbundle_onsite.deploy.activate import Declined, Outcome, answers, bring_up, outcome, require_complete
+from airbundle_onsite.deploy.activate import Declined, Outcome, answers, bring_up, facts_of, outcome, require_complete
 from airbundle_onsite.deploy.guard import undoing
-from airbundle_onsite.deploy.preflight import HostRefused, Verdict, examine
+from airbundle_onsite.deploy.preflight import HostRefused, HostWarned, Verdict, examine
 from airbundle_onsite.deploy.transaction import (
     Before,
     BringUp,
     before,
     files_of,
+    plan_of,
     recover,
     stop_old,
 )
@@ -45,6 +45,7 @@ class InstallOptions:
         stage_only: install without activating.
         reinstall: replace the same version, whatever it holds.
         allow_older: accept a sequence older than one installed before.
+        strict: refuse a host that gives warnings.
     """
 
     port: Optional[int] = None
@@ -52,6 +53,7 @@ class InstallOptions:
     stage_only: bool = False
     reinstall: bool = False
     allow_older: bool = False
+    strict: bool = False
 
 
 def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
@@ -135,6 +137,8 @@ def _examined(site: Site, trusted: TrustedManifest, old: Before, options: Instal
             site.talk.say(f"Warning: {check.summary}" + (f" ({check.remedy})" if check.remedy else ""))
     if verdict.failed or verdict.plan is None:
         raise HostRefused(trusted.manifest, verdict.checks)
+    if options.strict and any(check.status == "warn" for check in verdict.checks):
+        raise HostWarned(trusted.manifest, verdict.checks)
     for line in disk_text(site, trusted.manifest, verdict):
         site.talk.say(f"Disk  {line}")
     return verdict
@@ -165,8 +169,8 @@ def _install_again(
         raise HostRefused(here.manifest, verdict.checks)
     if not site.confirm(_question(site, here.manifest, old, verdict, options)):
         raise Declined
-    release = site.store.save(here, host=verdict.host, port=verdict.port, plan=verdict.plan.id)
-    facts = _facts(trusted, verdict.plan, old, was_staged=True)
+    release = site.store.save(plan_of(here, verdict.plan), host=verdict.host, port=verdict.port)
+    facts = facts_of(release.record, old, was_staged=True)
     tx = site.journal.begin("activate", made.name, made.version, old.version, facts)
     saved = bring_up(site, tx, release, old, verdict.fingerprint)
     control.install_tool(site, trusted)
@@ -192,7 +196,7 @@ def _install_new(
         previous=old.release.record.previous if old.release and old.version == manifest.version else old.version,
     )
     op = "reinstall" if replaced else "install"
-    facts = _facts(trusted, plan, old, was_staged=False)
+    facts = facts_of(made, old, was_staged=False)
     tx = site.journal.begin(op, made.name, made.version, old.version, facts)
     with undoing(site, tx, old, needed=manifest.needs.disk):
         staging = site.store.stage(trusted, rewrite=options.reinstall)
@@ -222,15 +226,6 @@ def _stop_staged(site: Site, tx: Transaction, release: StagedRelease) -> StagedR
     site.store.drop_aside(release.record.name, release.record.version)
     tx.step("done")
     return release
-
-
-def _facts(trusted: TrustedManifest, plan: LaunchPlan, old: Before, *, was_staged: bool) -> dict[str, object]:
-    return {
-        "runtime": plan.runtime,
-        "was_running": old.running,
-        "was_staged": was_staged,
-        "manifest_sha256": trusted.sha256,
-    }
 
 
 def _stream(site: Site, trusted: TrustedManifest, staging: Staging, runtime: Runtime) -> None:

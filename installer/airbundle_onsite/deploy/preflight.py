@@ -16,7 +16,7 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.deploy import ports
 from airbundle_onsite.deploy.transaction import Before
 from airbundle_onsite.deploy.world import Site
-from airbundle_onsite.errors import PreflightError
+from airbundle_onsite.errors import ExitCode, PreflightError
 
 _PORT_CHECK = "preflight.port"
 _LOWEST_PORT, _HIGHEST_PORT = 1, 65535
@@ -47,19 +47,31 @@ class Verdict:
 class HostRefused(PreflightError):
     """The host cannot take the bundle. `checks` holds every result, passed or not."""
 
+    status = "fail"
+    verb = "cannot take"
+
     def __init__(self, manifest: BundleManifest, checks: Sequence[CheckResult]) -> None:
-        failed = [check for check in checks if check.status == "fail"]
+        blamed = [check for check in checks if check.status == self.status]
         details = []
-        for check in failed:
+        for check in blamed:
             found = f"; needed {check.expected}, found {check.actual}" if check.expected or check.actual else ""
             cure = f"; {check.remedy}" if check.remedy else ""
             details.append(f"{check.summary}{found}{cure}")
         super().__init__(
-            f"this host cannot take {manifest.name} {manifest.version}: {len(failed)} of {len(checks)} checks failed",
+            f"this host {self.verb} {manifest.name} {manifest.version}: "
+            f"{len(blamed)} of {len(checks)} checks {self.status}ed",
             details=details,
             remedy="put these right and run the same command again; nothing was changed",
         )
         self.checks = tuple(checks)
+
+
+class HostWarned(HostRefused):
+    """The host could perhaps take it, but warnings were to count."""
+
+    exit_code = ExitCode.WARNINGS
+    status = "warn"
+    verb = "gives warnings for"
 
 
 def examine(

@@ -287,6 +287,9 @@ def _restore_old(site: Site, entry: JournalEntry, *, prepare: bool) -> tuple[Opt
         return None, ""
     try:
         release = site.store.load(entry.name, entry.previous)
+        port = entry.facts.get("old_port")
+        if isinstance(port, int) and port and port != release.record.port:
+            release = site.store.save(release, port=port)  # the same version was to move to another port
         if running_instance(site, release) is None:
             site.talk.say(f"Starting {entry.previous} again")
             if prepare:

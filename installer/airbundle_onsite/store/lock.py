@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -40,9 +41,10 @@ class Lock:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
             raise BusyError(str(self._path.parent), int(holder) if holder.isdigit() else None) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        os.fchmod(descriptor, FILE_MODE)
+        with contextlib.suppress(OSError):  # the text is for people only; a full disk must not keep it from being taken
+            os.ftruncate(descriptor, 0)
+            os.fchmod(descriptor, FILE_MODE)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._descriptor = descriptor
         return self
 

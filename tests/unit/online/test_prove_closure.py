@@ -92,6 +92,21 @@ def test_an_optional_package_without_code_is_a_warning() -> None:
     assert the(prove_closure([sparse], profile("7.0")), "prove.gpu").status == "warn"
 
 
+def test_an_optional_package_may_come_as_ptx() -> None:
+    storage = wheel(
+        native("nvidia/lib/libcufile.so.0", sass=("80",), ptx=(Ptx("80", "8.0"),)), name="nvidia-cufile-cu12"
+    )
+    assert statuses(prove_closure([storage], profile())) == {"pass"}
+
+
+def test_bare_code_among_tests_is_test_data() -> None:
+    sample = NativeFile(path="pkg/tests/data/sample.ptx", size=100, gpu=GpuCode(ptx=(Ptx("50", "6.0"),), entries=1))
+    (row,) = prove_closure([wheel(sample)], profile()).rows
+    assert (row.gpu, row.status) == ("", "pass")
+    kernel = NativeFile(path="pkg/data/kernel.ptx", size=100, gpu=sample.gpu)
+    assert statuses(prove_closure([wheel(kernel)], profile())) == {"warn"}
+
+
 def test_gpu_code_does_not_matter_without_a_gpu() -> None:
     proof = prove_closure([wheel(native(sass=("90",), unread=0), cuda=13)], CPU)
     assert [check.id for check in proof.checks] == ["prove.package"]

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from parts.bundles import flip
+from parts.process import free_port
 from parts.sites import Site, release_bundle, site
 
 
@@ -117,6 +118,16 @@ def test_bad_bytes_stop_the_installation_and_nothing_else(one: Site, tmp_path: P
     assert "payload.tar.000" in done.err
     assert (one.answer(), one.leftovers()) == ("Paris, says v1", [])
     assert not (one.root / "releases/demo/v2").exists()
+
+
+def test_moving_to_another_port_and_back_when_that_fails(one: Site, bundles: dict[str, Path]) -> None:
+    first = one.port
+    one.port = free_port()
+    done = one.install(bundles["v1"])
+    assert (done.code, one.answer()) == (0, "Paris, says v1"), done
+    assert one.run("--bundle", bundles["v1"], "--yes", "--port", first, kill_at="started").code == -9
+    assert one.run("start").code == 0
+    assert one.answer() == "Paris, says v1"
 
 
 def test_stage_then_activate(one: Site, bundles: dict[str, Path]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.store.journal import KEPT, Journal
 from airbundle_onsite.system import SystemClock
