@@ -9,10 +9,20 @@ from pathlib import Path
 import pytest
 
 from airbundle.cache import Cache
-from airbundle.contract.lock import LockedFile, LockedWheel
-from airbundle.prove.collect import Facts
+from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage, LockedWheel
+from airbundle.contract.spec import (
+    BundleSpec,
+    BundleTable,
+    EngineTable,
+    ImageTable,
+    ModelTable,
+    RuntimeTable,
+    TargetTable,
+)
+from airbundle.prove.collect import Facts, prove_lock
 from airbundle.prove.facts import FACTS_VERSION
 from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
 from parts import native
 from parts.wheels import make_wheel
 
@@ -70,3 +80,42 @@ def test_a_layer_is_read_once(cache: Cache, tmp_path: Path) -> None:
     assert [each.path for each in first.natives] == ["usr/lib/libdemo.so.1"]
     cache.path(sha256).unlink()
     assert Facts(cache).layer(layer) == first
+
+
+def layer_of(cache: Cache, directory: Path, files: dict[str, bytes]) -> Layer:
+    archive_path = directory / "made.tar"
+    with tarfile.open(archive_path, "w") as archive:
+        for path, data in files.items():
+            (directory / "member").write_bytes(data)
+            archive.add(directory / "member", path)
+    sha256, size = cached(cache, archive_path)
+    return Layer(f"sha256:{sha256}", size, f"sha256:{sha256}", "application/vnd.oci.image.layer.v1.tar")
+
+
+def test_a_whole_lock(cache: Cache, wheel: LockedWheel, tmp_path: Path) -> None:
+    """The wheels run in the first image; a second one, which shares its layer, is judged without them."""
+    libc = native.make_elf("libc.so.6", defines=["GLIBC_2.36"])
+    base = layer_of(cache, tmp_path, {"usr/lib/libc.so.6": libc})
+    blob = LockedFile("blob", "0" * 64, 1)
+    images = tuple(
+        LockedImage(f"{name}:1", "s", "d", blob, blob, (base,), (blob,), "linux/amd64", require_cuda=asks)
+        for name, asks in (("engine", "cuda>=12.0"), ("gateway", ""))
+    )
+    spec = BundleSpec(
+        bundle=BundleTable(name="demo"),
+        target=TargetTable(profile="p"),
+        model=ModelTable(source="local:x", served_name="m"),
+        engine=EngineTable(name="e"),
+        runtime=RuntimeTable(kind="docker"),
+        image=ImageTable(source="registry:x"),
+    )
+    gpu = GpuProfile(names=("V100",), capability="7.0", memory=1, min_driver="535.54.03")
+    profile = HardwareProfile(id="p", title="V100", gpu=gpu)
+    lock = BundleLock(LOCK_VERSION, 0, "t", spec, "0" * 64, profile, (), (wheel,), None, images)
+    done: list[int] = []
+    proof = prove_lock(lock, cache, advance=done.append)
+    assert [(row.package, row.status) for row in proof.rows if row.kind == "wheel"] == [("demo", "fail")]
+    failed = {check.id: check.summary for check in proof.checks if check.status == "fail"}
+    assert failed == {"prove.gpu": "demo 1.0+cu124 has sm_90a, PTX 80: V100 (sm_70) cannot run it"}
+    assert "image engine:1 starts with CUDA 12.2, driver 535.54.03" in [check.summary for check in proof.checks]
+    assert sorted(done) == sorted([wheel.file.size, base.size])
