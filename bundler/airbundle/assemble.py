@@ -22,8 +22,9 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import IntegrityError, UsageError
 
 _BLOCK = 512
-_CHUNK = 4 * 1024 * 1024
-_BUFFERS = 8
+_CHUNK = 1024 * 1024
+_BUFFERS = 16
+_FLUSH = 128 * 1024 * 1024
 _END = bytes(2 * _BLOCK)
 
 
@@ -229,6 +230,35 @@ class _Buffer:
             self._pool.put(self)
 
 
+class _Flusher(threading.Thread):
+    """Has the kernel write to the disk while later bytes are still being hashed, so that the last sync is short."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._queue: queue.Queue[tuple[io.FileIO, bool] | None] = queue.Queue()
+        self._error: OSError | None = None
+
+    def put(self, file: io.FileIO, *, last: bool) -> None:
+        """Write out what the file holds; with `last`, sync it and close it."""
+        self._queue.put((file, last))
+
+    def end(self) -> None:
+        """Wait until everything is on the disk. Raises OSError when something could not be written."""
+        self._queue.put(None)
+        self.join()
+        if self._error:
+            raise self._error
+
+    def run(self) -> None:
+        for file, last in iter(self._queue.get, None):
+            try:
+                (os.fsync if last else os.fdatasync)(file.fileno())
+                if last:
+                    file.close()
+            except OSError as error:
+                self._error = self._error or error
+
+
 class _PartWriter:
     """Collects bytes into buffers; a full one is written to the current part and handed to the hashers."""
 
@@ -240,8 +270,10 @@ class _PartWriter:
         self._hashers = (_Hasher(sizes), _Hasher(list(_piece_sizes(sizes))))
         for hasher in self._hashers:
             hasher.start()
+        self._flusher = _Flusher()
+        self._flusher.start()
         self._buffer, self._fill = self._pool.get(), 0
-        self._index, self._left = 0, sizes[0]
+        self._index, self._left, self._unflushed = 0, sizes[0], 0
         self._file = self._open()
 
     def write(self, data: bytes) -> None:
@@ -269,6 +301,8 @@ class _PartWriter:
         self._flush()
         for hasher in self._hashers:
             hasher.end()
+        self._flusher.put(self._file, last=True)
+        self._flusher.end()
         whole, pieces = (hasher.digests for hasher in self._hashers)
         parts, start = [], 0
         for index, size in enumerate(self._sizes):
@@ -279,8 +313,9 @@ class _PartWriter:
 
     def close(self) -> None:
         """Release files and threads, whatever happened before."""
-        for hasher in self._hashers:
-            hasher.end() if hasher.is_alive() else None
+        for thread in (*self._hashers, self._flusher):
+            if thread.is_alive():
+                thread.end()
         self._file.close()
 
     def _open(self) -> io.FileIO:
@@ -306,13 +341,14 @@ class _PartWriter:
                 self._next_part()
             count = self._file.write(view[: self._left])
             self._left -= count
+            self._unflushed += count
             view = view[count:]
-        if not self._left and self._index == len(self._sizes) - 1:
-            os.fsync(self._file.fileno())
+        if self._unflushed >= _FLUSH:
+            self._flusher.put(self._file, last=False)
+            self._unflushed = 0
 
     def _next_part(self) -> None:
-        os.fsync(self._file.fileno())
-        self._file.close()
+        self._flusher.put(self._file, last=True)
         self._index += 1
-        self._left = self._sizes[self._index]
+        self._left, self._unflushed = self._sizes[self._index], 0
         self._file = self._open()
