@@ -369,7 +369,7 @@ def test_a_port_open_to_the_network_answers_another_machine(
 
 @contextmanager
 def other_machine() -> Iterator[tuple[str, Callable[..., str]]]:
-    """A network namespace behind a cable of its own: this host's address seen from it, and what runs a command in it."""
+    """A network namespace behind a cable of its own: this host's address from there, and what runs commands in it."""
     token = secrets.token_hex(3)
     space, near, far = f"ab-{token}", f"abn{token}", f"abf{token}"
     block = f"10.{secrets.randbelow(50) + 70}.{secrets.randbelow(250)}"
