@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Literal
 
 from airbundle.contract.spec import BundleSpec
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.manifest import Layer, ModelRole
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
 
@@ -42,6 +42,7 @@ class LockedModel:
 
     Attributes:
         skipped: bytes of the source left out, by reason.
+        quantization, chat_template, custom_code: as far as the files at hand while locking told; a build reads all.
         facts: what the weights' own header says, for memory plans; empty when it was not at hand while locking.
             See `airbundle.resolve`.
     """
@@ -53,6 +54,10 @@ class LockedModel:
     files: tuple[LockedFile, ...]
     entry: str = ""
     license: str = ""
+    role: ModelRole = "model"
+    quantization: str = ""
+    chat_template: bool = False
+    custom_code: tuple[str, ...] = ()
     skipped: Mapping[str, int] = field(default_factory=dict)
     facts: Mapping[str, str] = field(default_factory=dict)
 

