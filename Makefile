@@ -39,7 +39,7 @@ demo: $(READY)
 	$(BIN)/airbundle demo $(ARGS)
 
 bench: $(READY) provision
-	$(BIN)/python -m benchmarks $(ARGS)
+	PYTHONPATH=tests $(BIN)/python -m benchmarks $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist demo .cache .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
