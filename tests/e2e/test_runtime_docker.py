@@ -402,7 +402,7 @@ def test_llama_cpp_in_a_container_knows_the_capital_of_france(
         "docker", image=entry.name, argv=(*argv, "--alias", "{served_name}", "-c", "2048", "-t", "{threads}")
     )
     body = {"model": "{served_name}", "max_tokens": 24, "temperature": 0}
-    question = [{"role": "user", "content": "What is the capital of France?"}]
+    question = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
     test = SmokeTest("capital", "/v1/chat/completions", {**body, "messages": question}, ("paris",), concurrency=2)
     made = samples.manifest(launch, images=[entry], smoke=[test])
     release = samples.release(tmp_path / "release", made, launch)
