@@ -1,4 +1,4 @@
-"""Orchestrates a build: lock → fetch → assemble → checksums; every step resumable, the bundle appearing whole or not."""
+"""Orchestrates a build: fetched files → payload → manifest → checksums; the bundle appears whole or not at all."""
 
 from __future__ import annotations
 
