@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import shutil
@@ -14,6 +15,8 @@ from airbundle.cache import Cache
 from airbundle.contents import Contents, collect, lock_document
 from airbundle.contract.lock import BundleLock
 from airbundle.outer import onsite_pyz, render_outer
+from airbundle.reviewer import review_files
+from airbundle.sbom.inventory import Inventory, take_inventory
 from airbundle.smoketests import smoke_tests
 from airbundle.weights import prove_model
 from airbundle_onsite.contract import layout
@@ -91,6 +94,7 @@ def build(
     plans = engine.plans(lock)
     config = {LOCK_FILE: lock_document(lock), **engine.config_files(lock)}
     contents = collect(lock, cache, config)
+    inventory = take_inventory(lock, cache)
     created = bundle_time(lock, environ)
     payload_plan = plan_payload(contents.members, created)
     output.mkdir(parents=True, exist_ok=True)
@@ -99,7 +103,7 @@ def build(
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     try:
-        manifest = _write(partial, lock, contents, payload_plan, plans, created, part_size, talk)
+        manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk)
         _publish(partial, final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -130,6 +134,7 @@ def _write(
     directory: Path,
     lock: BundleLock,
     contents: Contents,
+    inventory: Inventory,
     payload_plan: PayloadPlan,
     plans: Sequence[LaunchPlan],
     created: int,
@@ -140,6 +145,7 @@ def _write(
     payload = write_payload(payload_plan, directory, part_size=part_size, advance=advance)
     draft = _manifest(lock, contents, payload_plan, payload, plans, created, ())
     outer = {**render_outer(draft), layout.ONSITE: onsite_pyz(created)}
+    outer |= review_files(lock, dataclasses.replace(draft, outer=_outer_entries(outer)), inventory)
     manifest = _manifest(lock, contents, payload_plan, payload, plans, created, _outer_entries(outer))
     for name, data in (*sorted(outer.items()), (layout.MANIFEST, encode(manifest))):
         _write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = {
+    "chromium-headless-shell": "chromium-headless-shell",
     "docker": "docker.io",
     "docker-registry": "docker-registry",
     "dockerd": "docker.io",
@@ -33,6 +34,7 @@ PACKAGES = {
 """Programs and the Debian package each comes from."""
 
 GROUPS = {
+    "browser": ("chromium-headless-shell",),
     "docker": ("docker", "dockerd", "iptables", "ip", "setpriv"),
     "registry": ("docker-registry", "skopeo", "setpriv"),
     "images": ("mmdebstrap",),

@@ -1,0 +1,221 @@
+"""What a lock does not say and a reviewer asks: licences of wheels, precision of models, packages in images."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import field
+from email.message import Message
+from pathlib import Path
+from typing import Any, Literal
+
+from airbundle.cache import Cache
+from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedModel, LockedWheel
+from airbundle.gguf import GgufError, read_header
+from airbundle.prove.collect import Facts
+from airbundle.prove.facts import LayerFacts
+from airbundle.prove.image import merge_layers
+from airbundle.prove.wheel import parse_metadata
+from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.errors import FetchError
+
+PackageKind = Literal["deb", "rpm", "apk", "python"]
+
+_KINDS: Mapping[str, PackageKind] = {"deb": "deb", "rpm": "rpm", "apk": "apk"}
+
+_CLASSIFIER = "License :: "
+_LONGEST_NAME = 120
+"""Characters; a License field beyond that is the licence's text, not its name."""
+
+_SPDX = {
+    "Boost Software License 1.0 (BSL-1.0)": "BSL-1.0",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "MIT No Attribution License (MIT-0)": "MIT-0",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Python Software Foundation License": "PSF-2.0",
+    "The Unlicense (Unlicense)": "Unlicense",
+}
+"""Classifiers that stand for exactly one licence. "BSD License" and the like are kept in their own words."""
+
+# Names of llama.cpp's file types (general.file_type); 4 to 6 were given up.
+_GGUF_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
+    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
+    **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE"},
+}
+
+
+@record
+class Package:
+    """Something installed in an image: a package of its operating system, or a Python project."""
+
+    name: str
+    version: str
+    kind: PackageKind
+
+
+@record
+class ImageInventory:
+    """What an image's own records say it holds.
+
+    Attributes:
+        packages: sorted, each once.
+        unread: what could not be read, with the reason; the list of packages is then not complete.
+    """
+
+    packages: tuple[Package, ...] = ()
+    unread: tuple[str, ...] = ()
+
+    def of_system(self) -> tuple[Package, ...]:
+        """Packages of the operating system."""
+        return tuple(package for package in self.packages if package.kind != "python")
+
+    def of_python(self) -> tuple[Package, ...]:
+        """Installed Python projects."""
+        return tuple(package for package in self.packages if package.kind == "python")
+
+
+@record
+class Inventory:
+    """See the module's text.
+
+    Attributes:
+        licenses: by the wheel's file name, what its publisher declares: one SPDX expression, or licences in words.
+        precision: by the model's served name, quantisation or data type of its weights, such as ``Q4_K_M``,
+            ``gptq, 4 bits`` or ``bfloat16``; empty when nothing says it.
+        images: by name.
+    """
+
+    licenses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    precision: Mapping[str, str] = field(default_factory=dict)
+    images: Mapping[str, ImageInventory] = field(default_factory=dict)
+
+
+def take_inventory(lock: BundleLock, cache: Cache) -> Inventory:
+    """Look into everything of a lock whose files are all in the cache.
+
+    A layer is read once and its facts are kept; the closure proof uses the same ones.
+
+    Raises:
+        FetchError: a wheel is not an archive.
+        IntegrityError: a layer is damaged.
+    """
+    layers = {layer.digest: layer for image in lock.images for layer in image.layers}
+    facts = Facts(cache)
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        read = dict(zip(layers, pool.map(lambda layer: _layer(facts, layer), layers.values()), strict=True))
+    return Inventory(
+        licenses={wheel.file.path: _wheel_licenses(wheel, cache) for wheel in lock.wheels},
+        precision={model.served_name: _precision(model, cache) for model in lock.models},
+        images={image.name: _image(image, [read[layer.digest] for layer in image.layers]) for image in lock.images},
+    )
+
+
+# --- images -----------------------------------------------------------------------------------------------
+
+
+def _layer(facts: Facts, layer: Layer) -> LayerFacts:
+    """Its facts. One in a form that the reader does not know is listed as unread: the image itself is sound."""
+    try:
+        return facts.layer(layer)
+    except FetchError as error:
+        return LayerFacts(unread=(error.summary,))
+
+
+def _image(image: LockedImage, layers: Sequence[LayerFacts]) -> ImageInventory:
+    found = merge_layers(image.name, layers)
+    packages = {Package(each.name, each.version, _KINDS[each.kind]) for each in found.os_packages}
+    packages |= {Package(each.name, each.version, "python") for each in found.distributions if each.name}
+    return ImageInventory(
+        tuple(sorted(packages, key=lambda each: (each.kind, each.name, each.version))), tuple(sorted(set(found.unread)))
+    )
+
+
+# --- wheels -----------------------------------------------------------------------------------------------
+
+
+def _wheel_licenses(wheel: LockedWheel, cache: Cache) -> tuple[str, ...]:
+    try:
+        with zipfile.ZipFile(cache.path(wheel.file.sha256)) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            return declared_licenses(parse_metadata(archive.read(names[0]))) if names else ()
+    except zipfile.BadZipFile as error:
+        raise FetchError(f"{wheel.file.path} is not a wheel: {error}", remedy="lock again without it") from error
+
+
+def declared_licenses(metadata: Message) -> tuple[str, ...]:
+    """The licences that a wheel's metadata declares: its expression, else the License field, else its classifiers."""
+    expression = _text(metadata.get("License-Expression"))
+    if expression:
+        return (expression,)
+    named = _text(metadata.get("License"))
+    if named and len(named) <= _LONGEST_NAME:
+        return (_SPDX.get(named, named),)
+    classified = _classified(metadata.get_all("Classifier", ()))
+    if classified or not named:
+        return classified
+    first = str(metadata["License"]).strip().splitlines()[0].strip(" |")
+    return (_SPDX.get(first, first[:_LONGEST_NAME]),)
+
+
+def _text(value: object) -> str:
+    """A header's value on one line; empty when it is missing or says nothing."""
+    text = re.sub(r"\s+", " ", str(value or "")).strip()
+    return "" if text.upper() in ("UNKNOWN", "NONE", "N/A") else text
+
+
+def _classified(classifiers: Iterable[object]) -> tuple[str, ...]:
+    lines = [str(line).strip() for line in classifiers]
+    names = [line.rpartition(" :: ")[2] for line in lines if line.startswith(_CLASSIFIER)]
+    return tuple(dict.fromkeys(_SPDX.get(name, name) for name in names if name != "OSI Approved"))
+
+
+# --- models -----------------------------------------------------------------------------------------------
+
+
+def _precision(model: LockedModel, cache: Cache) -> str:
+    files = {file.path: file for file in model.files}
+    if model.format == "gguf":
+        return _gguf_precision(files.get(model.entry), cache)
+    return _config_precision(files.get("config.json"), cache)
+
+
+def _gguf_precision(entry: LockedFile | None, cache: Cache) -> str:
+    if entry is None:
+        return ""
+    try:
+        kind = read_header(cache.path(entry.sha256)).metadata.get("general.file_type")
+    except GgufError:
+        return ""  # judged where models are proven
+    return _GGUF_TYPES.get(kind, "") if isinstance(kind, int) else ""
+
+
+def _config_precision(config: LockedFile | None, cache: Cache) -> str:
+    """As a configuration says it; multimodal ones say it of their language model."""
+    if config is None:
+        return ""
+    found = _json(cache.path(config.sha256))
+    text = found.get("text_config")
+    inner: Mapping[str, Any] = text if isinstance(text, dict) else {}
+    quantized = found.get("quantization_config") or inner.get("quantization_config")
+    if isinstance(quantized, dict):
+        bits = quantized.get("bits") or quantized.get("w_bit")
+        words = [str(quantized.get(key)) for key in ("quant_method", "quant_algo", "fmt") if quantized.get(key)]
+        return ", ".join([*words, *([f"{bits} bits"] if bits else [])])
+    return str(found.get("dtype") or found.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype") or "")
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return {}  # judged where models are proven
+    return found if isinstance(found, dict) else {}
