@@ -25,7 +25,9 @@ from airbundle_onsite.deploy.world import Site, World, real_world
 from airbundle_onsite.errors import AirbundleError, ExitCode, UsageError
 from airbundle_onsite.render import checks_text, error_plain, json_text
 
+_ALONE = object()  # an action without the word that may follow it; an empty word, from an unset variable, is an error
 _UMASK = 0o022  # engines in containers run as other users and must read what is installed
+_LOWEST_PORT, _HIGHEST_PORT = 1, 65535
 _EPILOG = """\
 exit codes: 0 fine, 1 unexpected, 2 usage, 3 preflight or fingerprint failed, 4 only warnings (with --strict),
 5 integrity, 6 signature or trust, 7 deploy failed and the previous release answers, 8 deploy failed or nothing
@@ -144,17 +146,17 @@ def _parser() -> _Parser:
         if not command.value:
             actions.add_argument(flag, action="store_true", help=command.help, dest=dest)
         elif command.optional:
-            actions.add_argument(flag, nargs="?", const="", metavar=command.value, help=command.help, dest=dest)
+            actions.add_argument(flag, nargs="?", const=_ALONE, metavar=command.value, help=command.help, dest=dest)
         else:
             actions.add_argument(flag, metavar=command.value, help=command.help, dest=dest)
     options = parser.add_argument_group("options")
-    options.add_argument("--bundle", type=Path, metavar="DIR", help="the bundle (install.sh passes its own directory)")
+    options.add_argument("--bundle", metavar="DIR", help="the bundle (install.sh passes its own directory)")
     options.add_argument(
-        "--root", type=Path, metavar="DIR", help=f"where to install (default $AIRBUNDLE_ROOT or {layout.DEFAULT_ROOT})"
+        "--root", metavar="DIR", help=f"where to install (default $AIRBUNDLE_ROOT or {layout.DEFAULT_ROOT})"
     )
     options.add_argument("--name", help="which bundle, when several are installed")
     options.add_argument("--port", type=int, metavar="N", help="port of the service")
-    options.add_argument("--allowed-signers", type=Path, metavar="FILE", help="accept only these signers")
+    options.add_argument("--allowed-signers", metavar="FILE", help="accept only these signers")
     options.add_argument("--reinstall", action="store_true", help="replace the same version, whatever it holds")
     options.add_argument("--allow-older", action="store_true", help="accept a bundle older than one installed before")
     options.add_argument("--keep", type=int, default=0, metavar="N", help="prune: keep N more versions")
@@ -182,33 +184,77 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
         UsageError: naming the word that is wrong.
     """
     known, extra = _parser().parse_known_args(_with_dashes(words))
+    values = vars(known)
+    chosen = [name for name in COMMANDS if values[f"do_{name}"] not in (None, False)]
+    if len(extra) == 1 and len(chosen) == 1 and values[f"do_{chosen[0]}"] is _ALONE and not extra[0].startswith("-"):
+        values[f"do_{chosen[0]}"] = extra.pop()  # as in: uninstall --yes VERSION
     if extra:
         options = [f"--{name}" for name in COMMANDS] + ["--bundle", "--root", "--port", "--allowed-signers"]
         hints = [f"{word}{near_miss(word.partition('=')[0], options)}" for word in extra]
         raise UsageError(f"not understood: {', '.join(hints)}", remedy="--help lists every option")
-    values = vars(known)
-    chosen = [name for name in COMMANDS if values[f"do_{name}"] not in (None, False)]
     if len(chosen) > 1:
-        raise UsageError(f"one action at a time, found {', '.join(f'--{name}' for name in chosen)}")
+        raise UsageError(
+            f"one action at a time, found {', '.join(f'--{name}' for name in chosen)}", remedy="run them one by one"
+        )
     if not chosen and known.bundle is None:
         raise UsageError("no action was named", remedy="for example: airbundlectl status; --help lists all")
     command = chosen[0] if chosen else "install"
     value = values[f"do_{command}"]
+    if value == "":
+        raise UsageError(
+            f"--{command} was followed by an empty word",
+            remedy=f"name a {COMMANDS[command].value}, or leave the word out where --help says that it may be",
+        )
+    _check_values(known)
     return Options(
         command=command,
-        value=value if isinstance(value, str) and value else None,
-        root=known.root or Path(default_root or layout.DEFAULT_ROOT),
-        bundle=known.bundle,
+        value=value if isinstance(value, str) else None,
+        root=_root(known.root, default_root),
+        bundle=None if known.bundle is None else Path(known.bundle),
         name=known.name,
         port=known.port,
-        allowed_signers=known.allowed_signers,
+        allowed_signers=None if known.allowed_signers is None else Path(known.allowed_signers),
         reinstall=known.reinstall,
         allow_older=known.allow_older,
-        keep=max(0, known.keep),
+        keep=known.keep,
         yes=known.yes,
         json=known.json,
         strict=known.strict,
     )
+
+
+def _check_values(known: argparse.Namespace) -> None:
+    for flag in ("bundle", "name", "allowed_signers"):
+        if getattr(known, flag) == "":
+            raise UsageError(
+                f"--{flag.replace('_', '-')} was followed by an empty word", remedy="--help lists every option"
+            )
+    if known.port is not None and not _LOWEST_PORT <= known.port <= _HIGHEST_PORT:
+        raise UsageError(
+            f"--port {known.port} is no TCP port", remedy=f"name one from {_LOWEST_PORT} to {_HIGHEST_PORT}"
+        )
+    if known.keep < 0:
+        raise UsageError(f"--keep {known.keep} is no number of versions", remedy="name 0 or more")
+
+
+def _root(given: Optional[str], default: str) -> Path:
+    """The installation root.
+
+    Raises:
+        UsageError: it is empty, which would mean the current directory, or cannot stand in a script or a log line.
+    """
+    text = given if given is not None else default or layout.DEFAULT_ROOT
+    where = "--root" if given is not None else "AIRBUNDLE_ROOT"
+    if not text:
+        raise UsageError(
+            f"{where} was followed by an empty word", remedy="name a directory, as in --root /opt/airbundle"
+        )
+    if any(ord(char) < 32 or ord(char) == 127 or 0xD800 <= ord(char) < 0xE000 for char in text):
+        raise UsageError(
+            f"{where} {text!r} holds a line end, a control character or bytes that are not UTF-8",
+            remedy="name a directory without them",
+        )
+    return Path(text)
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:

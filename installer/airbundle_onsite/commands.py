@@ -216,8 +216,11 @@ def run_list(site: Site, options: Options) -> Report:
     for name in [_name(site, options)] if options.name else site.store.bundles():
         active = site.store.active(name)
         records = site.store.versions(name)
-        lines.append(status.list_text(records, active))
+        lines += [status.list_text(records, active)] if records else []
         data += [{"active": each.version == active, "release": each} for each in records]
+        for version, reason in site.store.damaged(name).items():
+            lines.append(f"! {name} {version}  damaged: {reason}")
+            data.append({"active": version == active, "name": name, "version": version, "damaged": reason})
     return Report("\n".join(lines) or f"nothing is installed under {site.layout.root}", data)
 
 

@@ -30,7 +30,7 @@ def check_name(name: str) -> None:
 
 def check_version(version: str) -> None:
     """Raise ValueError unless `version` can be a bundle's version."""
-    if not _VERSION.fullmatch(version) or version == "current":
+    if not _VERSION.fullmatch(version) or version in ("current", "seen.json"):
         raise ValueError(
             f"version {version!r}: 1 to 64 of A-Z a-z 0-9 . _ -, beginning and ending with a letter or digit"
         )

@@ -131,7 +131,9 @@ def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) ->
 
 
 def _examined(site: Site, trusted: TrustedManifest, old: Before, options: InstallOptions) -> Verdict:
-    verdict = examine(site, trusted.manifest, old, bundle=trusted.directory, port=options.port)
+    verdict = examine(
+        site, trusted.manifest, old, bundle=trusted.directory, port=options.port, starts=not options.stage_only
+    )
     for check in verdict.checks:
         if check.status == "warn":
             site.talk.say(f"Warning: {check.summary}" + (f" ({check.remedy})" if check.remedy else ""))

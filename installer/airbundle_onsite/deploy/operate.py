@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Optional
 
+from airbundle_onsite import runtimes
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.deploy.activate import Declined
@@ -11,6 +13,7 @@ from airbundle_onsite.deploy.ports import in_use, owner
 from airbundle_onsite.deploy.transaction import files_of, recover, running_instance, start_service
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError, PreflightError, UsageError
+from airbundle_onsite.runtimes.base import Runtime
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.releases import StagedRelease
 
@@ -105,9 +108,10 @@ def uninstall(site: Site, name: str, version: Optional[str]) -> Removed:
     """
     with site.exclusive():
         recover(site)
-        versions = [each.version for each in site.store.versions(name)] if version is None else [version]
+        damaged = site.store.damaged(name)
+        versions = [*(each.version for each in site.store.versions(name)), *damaged] if version is None else [version]
         if version is not None:
-            site.store.load(name, version)
+            site.store.require(name, version)
         current = site.store.active(name)
         running = f" {current} is active and will be stopped." if current in versions else ""
         if not site.confirm(f"Remove {', '.join(f'{name} {each}' for each in versions)}?{running}"):
@@ -129,8 +133,15 @@ def _remove(site: Site, name: str, version: str) -> int:
 
 def _remove_instances(site: Site, name: str, version: str) -> None:
     kinds = {each.runtime for each in site.store.versions(name) if each.version == version}
-    for kind in kinds:
-        runtime = site.runtime(kind)
-        for instance in (runtime.find(name, version, "candidate"), runtime.find(name, version, "service")):
-            if instance is not None:
-                runtime.remove(instance)
+    for known in kinds:
+        _remove_from(site.runtime(known), name, version)
+    if not kinds:  # its record is damaged: it may run under any of them, and not all of them are on this host
+        for kind in runtimes.discover():
+            with contextlib.suppress(AirbundleError):
+                _remove_from(site.runtime(kind), name, version)
+
+
+def _remove_from(runtime: Runtime, name: str, version: str) -> None:
+    for instance in (runtime.find(name, version, "candidate"), runtime.find(name, version, "service")):
+        if instance is not None:
+            runtime.remove(instance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
@@ -15,9 +16,10 @@ from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.deploy import ports
 from airbundle_onsite.deploy.transaction import Before
-from airbundle_onsite.deploy.world import Site
+from airbundle_onsite.deploy.world import ROOT_REMEDY, Site, root_problem
 from airbundle_onsite.errors import ExitCode, PreflightError
 
+_ROOT_CHECK = "preflight.root"
 _PORT_CHECK = "preflight.port"
 _LOWEST_PORT, _HIGHEST_PORT = 1, 65535
 
@@ -75,7 +77,13 @@ class HostWarned(HostRefused):
 
 
 def examine(
-    site: Site, manifest: BundleManifest, old: Before, *, bundle: Optional[Path], port: Optional[int]
+    site: Site,
+    manifest: BundleManifest,
+    old: Before,
+    *,
+    bundle: Optional[Path],
+    port: Optional[int],
+    starts: bool = True,
 ) -> Verdict:
     """Take the fingerprint and hold it against what the bundle needs; changes nothing.
 
@@ -85,6 +93,7 @@ def examine(
         old: what is active; its own port does not count as taken.
         bundle: the bundle's directory when it is about to be read; None for a release that is in the store.
         port: the port asked for; None keeps the active release's, else the bundle's.
+        starts: whether it is about to be started; if not, a taken port is only a warning.
     """
     fingerprint = site.fingerprint(**({"bundle": bundle} if bundle else {}))
     chosen = port if port is not None else old.release.record.port if old.release else manifest.serving.port
@@ -97,8 +106,18 @@ def examine(
     checks = [*checks, *reasons]
     if plan is not None:
         checks += site.runtime(plan.runtime).preflight(manifest, plan, fingerprint)
-    checks.append(_check_port(host, chosen, old))  # by binding it, and naming who holds it
+    checks.append(_check_root(site.layout.base))
+    taken = _check_port(host, chosen, old)  # by binding it, and naming who holds it
+    checks.append(dataclasses.replace(taken, status="warn") if taken.status == "fail" and not starts else taken)
     return Verdict(tuple(checks), fingerprint, plan, host, chosen)
+
+
+def _check_root(root: Path) -> CheckResult:
+    reason = root_problem(root)
+    if not reason:
+        return CheckResult(_ROOT_CHECK, "pass", f"{root} can be written")
+    summary = f"{root} cannot be written"
+    return CheckResult(_ROOT_CHECK, "fail", summary, "a directory that this user may write", reason, ROOT_REMEDY)
 
 
 def _own_port(old: Before) -> Optional[int]:

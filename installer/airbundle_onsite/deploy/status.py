@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from dataclasses import field
 from typing import Optional
 
 from airbundle_onsite.contract.checks import CheckResult
@@ -10,7 +12,7 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.transaction import files_of
 from airbundle_onsite.deploy.world import Site
-from airbundle_onsite.errors import AirbundleError
+from airbundle_onsite.errors import AirbundleError, IntegrityError
 from airbundle_onsite.render import human_seconds
 from airbundle_onsite.smoke.ready import wait_ready
 from airbundle_onsite.store.releases import StagedRelease
@@ -34,9 +36,10 @@ class BundleStatus:
         gpus: names of the host's GPUs, for a plan that uses them.
         previous: what `--rollback` goes back to.
         installed: versions, oldest first.
+        damaged: installed versions whose record cannot be read, each with the reason.
         checks: of the readiness ladder.
         problem: why the state could not be read.
-        unfinished: the interrupted operation that the next changing command will finish or undo; empty for none.
+        unfinished: a sentence about an interrupted operation, or about a journal that cannot be read; empty for none.
     """
 
     name: str
@@ -54,6 +57,7 @@ class BundleStatus:
     gpus: tuple[str, ...] = ()
     previous: Optional[str] = None
     installed: tuple[str, ...] = ()
+    damaged: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckResult, ...] = ()
     problem: str = ""
     unfinished: str = ""
@@ -66,6 +70,7 @@ def status(site: Site, name: str) -> BundleStatus:
         name,
         version,
         installed=tuple(each.version for each in site.store.versions(name)),
+        damaged=site.store.damaged(name),
         unfinished=_unfinished(site, name),
     )
     if version is None:
@@ -119,16 +124,19 @@ def _integer(value: object) -> int:
 
 
 def _unfinished(site: Site, name: str) -> str:
-    entry = site.journal.unfinished()
+    try:
+        entry = site.journal.unfinished()
+    except IntegrityError as error:
+        return error.summary
     if entry is None or entry.name != name:
         return ""
-    return f"{entry.op} of {entry.version}, at the step '{entry.step}'"
+    return f"{entry.op} of {entry.version}, at the step '{entry.step}': the next changing command finishes or undoes it"
 
 
 def status_text(state: BundleStatus) -> str:
     """For people."""
     lines = [f"{state.name}: {_headline(state)}"]
-    if state.version is not None:
+    if state.version is not None and state.port:
         lines.append(f"  address    http://{state.host}:{state.port}")
         lines.append(f"  engine     {state.engine}, plan {state.plan}, runtime {state.runtime}")
         if state.gpus:
@@ -138,8 +146,9 @@ def status_text(state: BundleStatus) -> str:
         if state.previous:
             lines.append(f"  previous   {state.previous} (--rollback goes back to it)")
     lines.append(f"  installed  {', '.join(state.installed) or 'nothing'}")
+    lines += [f"  damaged    {version}: {reason}" for version, reason in state.damaged.items()]
     if state.unfinished:
-        lines.append(f"  unfinished {state.unfinished}: the next changing command finishes or undoes it")
+        lines.append(f"  unfinished {state.unfinished}")
     for check in state.checks:
         if check.status == "fail":
             lines.append(f"  {check.summary}" + (f": {check.remedy}" if check.remedy else ""))

@@ -47,6 +47,8 @@ def _contents(site: Site) -> Iterator[tuple[str, str]]:
         yield f"logs/{path.name}", _tail(path)
     for name in site.store.bundles():
         yield f"{name}/status.json", _attempt(partial(_status_text, site, name))
+        for version in site.store.damaged(name):
+            yield f"{name}/{version}/release.json", _tail(site.layout.record(name, version))
         for made in site.store.versions(name):
             folder = f"{name}/{made.version}"
             yield f"{folder}/release.json", _text(made)

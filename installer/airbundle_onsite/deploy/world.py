@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +19,9 @@ from airbundle_onsite.store.journal import Hook, Journal, no_hook
 from airbundle_onsite.store.lock import Lock
 from airbundle_onsite.store.releases import Store
 from airbundle_onsite.system import Clock, Runner, Silent, SystemClock, SystemRunner, Talk
+
+ROOT_REMEDY = "run this as root, or choose a directory of your own with --root DIR"
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOENT)
 
 TakeFingerprint = Callable[[Mapping[str, Path], Runner, Clock, Mapping[str, str]], Fingerprint]
 
@@ -52,6 +56,19 @@ class World:
 def real_world(environ: Mapping[str, str]) -> World:
     """This machine."""
     return World(SystemRunner(), SystemClock(), environ)
+
+
+def root_problem(root: Path) -> str:
+    """Why nothing could be installed under `root`, made or not yet made; empty when nothing speaks against it."""
+    place = root
+    while not os.path.lexists(place) and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is no directory"
+    if not os.access(place, os.W_OK | os.X_OK):  # also on a filesystem mounted read-only, where root may not either
+        read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        return f"{place} is on a read-only filesystem" if read_only else f"this user may not write in {place}"
+    return ""
 
 
 class Site:
@@ -98,11 +115,11 @@ class Site:
         try:
             lock.__enter__()
         except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+            reason = root_problem(self.layout.base)
+            if not reason and error.errno not in _REFUSED:
                 raise
             raise PreflightError(
-                f"{self.layout.root} cannot be written: {error.strerror}",
-                remedy="run this as root, or choose a directory of your own with --root DIR",
+                f"{self.layout.root} cannot be written: {reason or error.strerror}", remedy=ROOT_REMEDY
             ) from error
         try:
             self._on_locked(self.layout)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
 import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -79,26 +81,36 @@ class Journal:
         Raises:
             IntegrityError: a line other than a torn last one cannot be read.
         """
+        return [self._parse(number, line) for number, line in enumerate(self._lines(), start=1)]
+
+    def _lines(self) -> list[bytes]:
         try:
             data = self._path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        lines = data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
-        return [self._parse(number, line) for number, line in enumerate(lines, start=1)]
+        return data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
 
     def _parse(self, number: int, line: bytes) -> JournalEntry:
         try:
             return decode(JournalEntry, json.loads(line.decode("utf-8")), f"{self._path} line {number}")
-        except (ValueError, ContractError) as error:
+        except (ValueError, RecursionError, ContractError) as error:
             raise IntegrityError(
                 f"{self._path}, line {number} cannot be read: {error}",
-                remedy="keep a copy for support; if no installation was interrupted, the file can be moved away",
+                remedy="if no installation was interrupted, move it away and run the same command again: "
+                f"mv {shlex.quote(str(self._path))} {shlex.quote(f'{self._path}.damaged')}",
             ) from error
 
     def unfinished(self) -> Optional[JournalEntry]:
-        """The last line of a transaction that neither finished nor was undone, or None."""
-        entries = self.entries()
-        return entries[-1] if entries and not entries[-1].closed else None
+        """The last line of a transaction that neither finished nor was undone, or None.
+
+        Transactions follow each other, so the last line alone decides, whatever became of older ones.
+
+        Raises:
+            IntegrityError: that line cannot be read.
+        """
+        lines = self._lines()
+        last = self._parse(len(lines), lines[-1]) if lines else None
+        return None if last is None or last.closed else last
 
     def begin(self, op: str, name: str, version: str, previous: Optional[str], facts: Mapping[str, Any]) -> Transaction:
         """Start a transaction with the step ``begin``. The one before must be closed."""
@@ -141,8 +153,15 @@ class Journal:
         self._hook(entry.step)
 
     def _compact(self) -> None:
-        """Keep the last line of each of the last `KEPT` transactions; all of them are closed by now."""
-        last = {entry.tx: entry for entry in self.entries()}
+        """Keep the last line of each of the last `KEPT` transactions; all of them are closed by now.
+
+        A line that cannot be read belongs to history and goes.
+        """
+        last = {}
+        for number, line in enumerate(self._lines(), start=1):
+            with contextlib.suppress(IntegrityError):
+                entry = self._parse(number, line)
+                last[entry.tx] = entry
         kept = list(last.values())[-KEPT:]
         lines = [json.dumps(to_plain(entry), ensure_ascii=False, sort_keys=True) + "\n" for entry in kept]
         write_atomic(self._path, "".join(lines).encode("utf-8"))

@@ -11,6 +11,7 @@ Every change is made by the holder of the lock.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,7 @@ from airbundle_onsite.contract.layout import StoreLayout
 from airbundle_onsite.contract.manifest import BundleManifest, FileEntry, check_version
 from airbundle_onsite.contract.record import decode_json, encode, record
 from airbundle_onsite.contract.release import ReleaseRecord
-from airbundle_onsite.errors import IntegrityError, UsageError
+from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, UsageError
 from airbundle_onsite.store.disk import (
     FILE_MODE,
     WEIGHT_MODE,
@@ -166,19 +167,35 @@ class Store:
         """Names that have at least one release, in order."""
         folder = self.layout.base / "releases"
         found = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        return [name for name in found if self.versions(name)]
+        return [name for name in found if self.versions(name) or self.damaged(name)]
 
     def versions(self, name: str) -> list[ReleaseRecord]:
-        """Records of the whole releases of that name, oldest sequence first."""
-        folder = self.layout.bundle(name)
-        if not folder.is_dir():
-            return []
-        found = [
-            self._read_record(path.parent)
-            for path in folder.glob(f"*/{_RECORD}")
-            if not path.parent.is_symlink() and not path.parent.name.startswith(".")
-        ]
+        """Records of the whole releases of that name, oldest sequence first; `damaged` ones are left out."""
+        found = []
+        for directory in self._directories(name):
+            with contextlib.suppress(AirbundleError):
+                found.append(self._read_record(directory))
         return sorted(found, key=lambda each: (each.sequence, each.installed, each.version))
+
+    def damaged(self, name: str) -> dict[str, str]:
+        """Versions of that name whose record cannot be read, each with the reason.
+
+        They stand in nobody's way: everything else goes on, and they can be removed.
+        """
+        reasons = {}
+        for directory in self._directories(name):
+            try:
+                self._read_record(directory)
+            except AirbundleError as error:
+                reasons[directory.name] = "; ".join([error.summary, *error.details])
+        return reasons
+
+    def _directories(self, name: str) -> list[Path]:
+        return sorted(
+            path.parent
+            for path in self.layout.bundle(name).glob(f"*/{_RECORD}")
+            if not path.parent.is_symlink() and not path.parent.name.startswith(".")
+        )
 
     def active(self, name: str) -> Optional[str]:
         """The version that `current` points at, if that release is whole."""
@@ -192,27 +209,34 @@ class Store:
         """Whether a whole release of that version is here."""
         return self.layout.record(name, version).is_file() and not self.layout.release(name, version).is_symlink()
 
-    def load(self, name: str, version: str) -> StagedRelease:
-        """A release and its manifest.
-
-        Raises:
-            UsageError: it is not here.
-            IntegrityError: its bundle.json is not the one that was verified when it was installed.
-        """
+    def require(self, name: str, version: str) -> None:
+        """Raise UsageError unless a whole release of that version is here."""
         try:
             check_version(version)
         except ValueError as error:
             raise UsageError(str(error)) from error
         if not self.has(name, version):
             have = ", ".join(each.version for each in self.versions(name)) or "none"
-            raise UsageError(f"{name} {version} is not installed; installed: {have}")
+            raise UsageError(
+                f"{name} {version} is not installed; installed: {have}", remedy="--list shows what is installed"
+            )
+
+    def load(self, name: str, version: str) -> StagedRelease:
+        """A release and its manifest.
+
+        Raises:
+            UsageError: it is not here.
+            IntegrityError: its record is damaged, or its bundle.json is not the one that was verified when it was
+                installed.
+        """
+        self.require(name, version)
         found = self._read_record(self.layout.release(name, version))
         path = self.layout.manifest(name, version)
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != found.manifest_sha256:
             raise IntegrityError(
                 f"{path} is not the one that was installed",
-                remedy="install this version again from its bundle with --reinstall",
+                remedy=_removal(name, version),
             )
         manifest = decode_json(BundleManifest, data, str(path))
         return StagedRelease(self.layout.release(name, version), manifest, found)
@@ -237,8 +261,9 @@ class Store:
         path = self.layout.bundle(name) / _SEEN
         seen = -1
         if path.is_file():
-            value = json.loads(path.read_text("utf-8")).get("sequence")
-            seen = value if isinstance(value, int) else -1
+            with contextlib.suppress(ValueError, AttributeError):  # damaged: what is installed still tells
+                value = json.loads(path.read_text("utf-8")).get("sequence")
+                seen = value if isinstance(value, int) else -1
         return max([seen, *(each.sequence for each in self.versions(name))])
 
     def staging_directory(self, name: str, version: str) -> Path:
@@ -331,12 +356,31 @@ class Store:
 
     def forget(self, name: str) -> None:
         """Remove the folder of a bundle without releases."""
-        if not self.versions(name):
+        if not self.versions(name) and not self.damaged(name):
             remove_tree(self.layout.bundle(name))
 
     def _aside(self, name: str, version: str) -> Path:
         return self.layout.bundle(name) / f".replaced-{version}"
 
     def _read_record(self, directory: Path) -> ReleaseRecord:
-        path = directory / _RECORD
-        return decode_json(ReleaseRecord, path.read_bytes(), str(path))
+        """The record of a release; it must be about the directory it lies in, or whatever acts by it acts elsewhere."""
+        path, name, version = directory / _RECORD, directory.parent.name, directory.name
+        try:
+            found = decode_json(ReleaseRecord, path.read_bytes(), str(path))
+        except ContractError as error:
+            raise IntegrityError(
+                f"{path} is damaged", details=error.problems, remedy=_removal(name, version)
+            ) from error
+        if (found.name, found.version) != (name, version):
+            raise IntegrityError(
+                f"{path} is damaged: it is about {found.name!r} {found.version!r}, needed {name} {version}",
+                remedy=_removal(name, version),
+            )
+        return found
+
+
+def _removal(name: str, version: str) -> str:
+    return (
+        f"remove it, which stops it if it runs, and install its bundle again: "
+        f"airbundlectl uninstall {version} --name {name}"
+    )
