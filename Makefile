@@ -30,10 +30,12 @@ test: $(READY) provision
 	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --durations=15 $(ARGS)
 
 lint: $(READY)
+	scripts/provision shellcheck
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q -k shellcheck tests/unit
 
 demo: $(READY)
 	$(BIN)/airbundle demo $(ARGS)
