@@ -23,6 +23,7 @@ STARTERS = {"venv": "demo-smollm2.toml", "docker": "smollm2-docker.toml", "base-
 
 _PLATFORM = re.compile(r"linux/(amd64|arm64(/v8)?)")
 _PYTHON = re.compile(r"3\.\d{1,2}")
+_TIME = re.compile(r"\d{4}-\d\d-\d\d(T\d\d:\d\d:\d\dZ)?")
 
 
 def load_spec(path: Path, overrides: Sequence[str] = ()) -> BundleSpec:
@@ -113,7 +114,9 @@ def value_problems(raw: Mapping[str, Any]) -> list[str]:
         value = _get(raw, key)
         if type(value) is kind:
             problems += [f"{key}: {reason}" for reason in check(value)]
-    problems += _requirement_problems(_get(raw, "wheels.requirements"))
+    problems += _requirement_problems("wheels.requirements", _get(raw, "wheels.requirements"))
+    problems += _requirement_problems("wheels.constraints", _get(raw, "wheels.constraints"))
+    problems += _index_problems(_get(raw, "wheels.indexes"))
     problems += _smoke_problems(raw.get("smoke"))
     return problems
 
@@ -186,6 +189,7 @@ _CHECKS: tuple[tuple[str, type, Callable[[Any], Iterator[str]]], ...] = (
     ("image.source", str, _scheme),
     ("image.platform", str, _like(_PLATFORM, "linux/amd64")),
     ("wheels.index", str, _index),
+    ("wheels.before", str, _like(_TIME, "2026-11-30 or 2026-11-30T12:00:00Z")),
     ("serving.context", int, _within(64, 16_777_216)),
     ("serving.concurrency", int, _within(1, 4096)),
     ("serving.ttft_ms", int, _within(0, 3_600_000)),
@@ -194,21 +198,30 @@ _CHECKS: tuple[tuple[str, type, Callable[[Any], Iterator[str]]], ...] = (
 )
 
 
-def _requirement_problems(lines: Any) -> Iterator[str]:
+def _requirement_problems(key: str, lines: Any) -> Iterator[str]:
     if not isinstance(lines, list):
         return
     if not lines:
-        yield "wheels.requirements: empty: name the engine's package at least"
+        yield f"{key}: empty: name the engine's package at least" if key.endswith("requirements") else f"{key}: empty"
     for index, line in enumerate(lines):
         if not isinstance(line, str):
             continue
         try:
             requirement = Requirement(line)
         except InvalidRequirement as error:
-            yield f"wheels.requirements[{index}]: {line!r} is not a requirement: {str(error).splitlines()[0]}"
+            yield f"{key}[{index}]: {line!r} is not a requirement: {str(error).splitlines()[0]}"
             continue
         if requirement.url:
-            yield f"wheels.requirements[{index}]: {line!r} names a URL; only an index can be locked"
+            yield f"{key}[{index}]: {line!r} names a URL; only an index can be locked"
+
+
+def _index_problems(tables: Any) -> Iterator[str]:
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        if not isinstance(table, Mapping):
+            continue
+        yield from (f"wheels.indexes[{index}].url: {reason}" for reason in _index(str(table.get("url", ""))))
+        if table.get("packages") == []:
+            yield f"wheels.indexes[{index}].packages: empty: name the packages that come from there"
 
 
 def _smoke_problems(tests: Any) -> Iterator[str]:

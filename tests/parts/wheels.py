@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 JSON_TYPE = "application/vnd.pypi.simple.v1+json"
 
@@ -69,20 +69,27 @@ class WheelIndex:
     """A running index (PEP 503 pages, PEP 691 JSON) over a directory that may change while it runs.
 
     Attributes:
-        directory: put wheels here.
+        directory: put wheels and source distributions here.
         url: for ``--index-url``.
         requests: paths asked for so far.
+        yanked: reason by file name.
+        uploaded: time by file name, as ``2026-01-31T00:00:00Z``.
+        password: when set, every request needs it, with any user name.
     """
 
     directory: Path
     url: str = ""
     requests: list[str] = field(default_factory=list)
+    yanked: dict[str, str] = field(default_factory=dict)
+    uploaded: dict[str, str] = field(default_factory=dict)
+    password: str = ""
 
     def projects(self) -> dict[str, list[Path]]:
         """Files by normalized project name."""
         found: dict[str, list[Path]] = {}
-        for path in sorted(self.directory.glob("*.whl")):
-            found.setdefault(path.name.split("-")[0].replace("_", "-").lower(), []).append(path)
+        for path in sorted((*self.directory.glob("*.whl"), *self.directory.glob("*.tar.gz"))):
+            name = path.name.rsplit("-", 1)[0] if path.suffix == ".gz" else path.name.split("-")[0]
+            found.setdefault(name.replace("_", "-").lower(), []).append(path)
         return found
 
 
@@ -113,45 +120,77 @@ class _Handler(BaseHTTPRequestHandler):
         words = [urllib.parse.unquote(word) for word in urllib.parse.urlsplit(self.path).path.strip("/").split("/")]
         self.index.requests.append("/".join(words))
         projects = self.index.projects()
+        if self.index.password and not self._knows_password():
+            self._answer("text/plain", b"who are you?\n", 401, {"WWW-Authenticate": 'Basic realm="index"'})
+            return
         match words:
             case ["simple"]:
                 self._answer("text/html", "".join(f'<a href="{name}/">{name}</a>\n' for name in projects).encode())
             case ["simple", project] if project in projects:
                 self._project(project, projects[project])
+            case ["files", name] if name.endswith(".whl.metadata"):
+                path = self.index.directory / name.removesuffix(".metadata")
+                self._answer("application/octet-stream", _metadata(path).encode())
             case ["files", name] if (self.index.directory / name).is_file():
                 self._answer("application/octet-stream", (self.index.directory / name).read_bytes())
             case _:
                 self._answer("text/plain", b"no such project or file\n", 404)
 
+    do_HEAD = do_GET
+
     def _project(self, project: str, paths: list[Path]) -> None:
-        facts = [(path.name, hashlib.sha256(path.read_bytes()).hexdigest(), _requires_python(path)) for path in paths]
+        files = [self._file(path) for path in paths]
         if JSON_TYPE in (self.headers.get("Accept") or ""):
-            files = [
-                {"filename": name, "url": f"/files/{name}", "hashes": {"sha256": sha256}}
-                | ({"requires-python": python} if python else {})
-                for name, sha256, python in facts
-            ]
-            page = {"meta": {"api-version": "1.0"}, "name": project, "files": files}
+            page = {"meta": {"api-version": "1.1"}, "name": project, "files": files}
             self._answer(JSON_TYPE, json.dumps(page).encode())
             return
         lines = [
-            f'<a href="/files/{name}#sha256={sha256}" data-requires-python="{html.escape(python)}">{name}</a>\n'
-            for name, sha256, python in facts
+            f'<a href="{each["url"]}#sha256={each["hashes"]["sha256"]}" '
+            f'data-requires-python="{html.escape(each.get("requires-python", ""))}">{each["filename"]}</a>\n'
+            for each in files
         ]
         self._answer("text/html", "".join(lines).encode())
 
-    def _answer(self, kind: str, body: bytes, status: int = 200) -> None:
+    def _file(self, path: Path) -> dict[str, Any]:
+        data = path.read_bytes()
+        made: dict[str, Any] = {
+            "filename": path.name,
+            "url": f"/files/{path.name}",
+            "hashes": {"sha256": hashlib.sha256(data).hexdigest()},
+            "size": len(data),
+            "yanked": self.index.yanked.get(path.name, False),
+            "upload-time": self.index.uploaded.get(path.name, "2020-01-01T00:00:00Z"),
+        }
+        if path.suffix == ".whl":
+            metadata = _metadata(path)
+            made["core-metadata"] = {"sha256": hashlib.sha256(metadata.encode()).hexdigest()}
+            if python := _requires_python(metadata):
+                made["requires-python"] = python
+        return made
+
+    def _knows_password(self) -> bool:
+        kind, _, value = (self.headers.get("Authorization") or "").partition(" ")
+        return kind == "Basic" and base64.b64decode(value).decode().endswith(f":{self.index.password}")
+
+    def _answer(self, kind: str, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
 
-def _requires_python(path: Path) -> str:
+def _metadata(path: Path) -> str:
     with zipfile.ZipFile(path) as archive:
         (member,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
-        lines = archive.read(member).decode().splitlines()
+        return archive.read(member).decode()
+
+
+def _requires_python(metadata: str) -> str:
+    lines = metadata.splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("Requires-Python: ")), "")
 
 

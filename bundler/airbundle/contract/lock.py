@@ -71,6 +71,9 @@ class LockedWheel:
         index: ``pypi`` for the client's default, else the index URL without credentials.
         requested_by: projects that asked for it, ``spec`` for the spec itself.
         requires_python: the wheel's own specifier, or empty.
+        yanked: never true in a lock that this version writes: yanked releases are refused.
+        built_from: for a wheel built here: ``sdist``, ``sha256`` and ``url`` of the source distribution, ``place``
+            where it was built, and ``requirements``, the pinned build requirements, separated by spaces.
     """
 
     name: str
@@ -79,6 +82,8 @@ class LockedWheel:
     index: str = "pypi"
     requested_by: tuple[str, ...] = ()
     requires_python: str = ""
+    yanked: bool = False
+    built_from: Mapping[str, str] = field(default_factory=dict)
 
 
 @record
@@ -111,13 +116,19 @@ class LockedImage:
 
 @record
 class WheelSettings:
-    """What the wheels were resolved for: `python` as ``3.11``, `tags` tried in order of preference (first few),
-    and `resolver` for people, such as ``pip-tools 7.6.2, pip 26.3, in image sha256:…``."""
+    """What the wheels were resolved for.
+
+    Attributes:
+        python: as ``3.11``; platform: as ``linux_x86_64``; glibc: the highest that wheels may ask for.
+        resolver: for people, such as ``pip-tools 7.6.2, pip 26.3, in image sha256:…``.
+        indexes: URL by name, of those that packages are bound to.
+    """
 
     python: str
     platform: str
     glibc: str = ""
     resolver: str = ""
+    indexes: Mapping[str, str] = field(default_factory=dict)
 
 
 @record

@@ -124,22 +124,83 @@ class EngineTable:
 
 
 @record
+class ImageBuildTable:
+    """``[image.build]``: a base image made by the docker engine here, from a Dockerfile that is written for it.
+
+    Attributes:
+        base: what it stands on, as a source of images: ``registry:HOST/REPOSITORY:TAG`` and the like.
+        packages: packages of the base's distribution, from its own archive (apt, dnf, microdnf or yum).
+        pip: whether python3 and pip are wanted too.
+        compiler: whether a C and C++ compiler and Python's headers are wanted too.
+        env: environment variables of the image.
+        user: user that its containers run as; empty for the base's.
+        refresh: any text; another one builds anew what is in the cache, with the packages of that day.
+    """
+
+    base: str
+    packages: tuple[str, ...] = ()
+    pip: bool = False
+    compiler: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
+    user: str = ""
+    refresh: str = ""
+
+    def __post_init__(self) -> None:
+        if ":" not in self.base:
+            raise ValueError(f"base {self.base!r}: write registry:HOST/REPOSITORY:TAG, or another source of images")
+
+
+@record
 class ImageTable:
     """``[image]``.
 
     Attributes:
-        source: ``registry:HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]`` or ``daemon:NAME[:TAG]``.
-        name: plain ``repository:tag`` it is loaded under on the site; empty to derive it from the source.
+        source: ``registry:HOST[:PORT]/REPOSITORY[:TAG|@DIGEST]``, ``daemon:NAME[:TAG]``, ``oci:PATH[:NAME]`` (a
+            layout, as directory or tar) or ``docker-archive:PATH[:NAME:TAG]``.
+        name: ``repository:tag`` it is loaded under on the site; empty to derive it from the source.
         platform: ``linux/amd64`` and the like; empty for the profile's.
+        mirrors: for registry, where to look first: ``HOST[:PORT][/PREFIX]`` each, https unless it is on loopback or
+            begins with ``http://``.
+        insecure: for registry, whether it may be spoken to without encryption. Loopback always may.
+        build: in place of source, an image made here.
     """
 
-    source: str
+    source: str = ""
     name: str = ""
     platform: str = ""
+    mirrors: tuple[str, ...] = ()
+    insecure: bool = False
+    build: ImageBuildTable | None = None
 
     def __post_init__(self) -> None:
-        if ":" not in self.source:
+        if bool(self.source) == (self.build is not None):
+            raise ValueError("name either source or an [image.build] table, and not both")
+        if self.source and ":" not in self.source:
             raise ValueError(f"source {self.source!r}: write registry:HOST/REPOSITORY:TAG or daemon:NAME:TAG")
+        if (self.mirrors or self.insecure) and not (self.source or (self.build and self.build.base) or "").startswith(
+            "registry:"
+        ):
+            raise ValueError("mirrors and insecure are for a registry: source")
+
+    @property
+    def scheme(self) -> str:
+        """Scheme of the source that locks it."""
+        return self.source.partition(":")[0] if self.build is None else "build"
+
+
+@record
+class IndexTable:
+    """``[[wheels.indexes]]``: a further package index, and the packages that come from it and from nowhere else.
+
+    Attributes:
+        name: for people and the lock.
+        url: of the index; credentials come from netrc, never from here.
+        packages: names of the packages bound to it.
+    """
+
+    name: str
+    url: str
+    packages: tuple[str, ...]
 
 
 @record
@@ -148,13 +209,32 @@ class WheelsTable:
 
     Attributes:
         requirements: requirement lines, as pip takes them.
-        resolve: ``image`` resolves inside the image that is shipped; ``host`` with an interpreter on this machine.
+        resolve: ``image`` resolves inside the image that is shipped; ``host`` with an interpreter on this machine;
+            ``cross`` for any target.python and profile, running nothing of the target.
         index: index URL; empty for the client's own default. Credentials come from netrc, never from here.
+        indexes: further indexes, each with the packages bound to it.
+        constraints: further limits on versions, as requirement lines; they ask for nothing by themselves.
+        prereleases: names of packages of which a pre-release may be taken.
+        before: take nothing that was uploaded at or after this time, as ``2026-11-30`` or ``2026-11-30T12:00:00Z``.
+        build: names of packages that are built from their source distribution, in the image.
     """
 
     requirements: tuple[str, ...]
-    resolve: Literal["host", "image"] = "host"
+    resolve: Literal["host", "image", "cross"] = "host"
     index: str = ""
+    indexes: tuple[IndexTable, ...] = ()
+    constraints: tuple[str, ...] = ()
+    prereleases: tuple[str, ...] = ()
+    before: str = ""
+    build: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        bound = [name for table in self.indexes for name in table.packages]
+        twice = sorted({name for name in bound if bound.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: bound to more than one index in wheels.indexes")
+        if self.build and self.resolve != "image":
+            raise ValueError('wheels.build needs wheels.resolve = "image": packages are built where they will run')
 
 
 @record
@@ -189,6 +269,18 @@ class SmokeTable:
 
 
 @record
+class RehearsalTable:
+    """``[rehearsal]``.
+
+    Attributes:
+        allow: names and addresses that the engine may ask for without failing a rehearsal, because it does without
+            them; ``*`` stands for any characters.
+    """
+
+    allow: tuple[str, ...] = ()
+
+
+@record
 class BundleSpec:
     """A whole spec. `gateway` and `monitoring` are read by the modules that render them."""
 
@@ -201,6 +293,7 @@ class BundleSpec:
     wheels: WheelsTable | None = None
     serving: ServingTable = ServingTable()
     smoke: tuple[SmokeTable, ...] = ()
+    rehearsal: RehearsalTable = RehearsalTable()
     gateway: Mapping[str, Any] = field(default_factory=dict)
     monitoring: Mapping[str, Any] = field(default_factory=dict)
 
