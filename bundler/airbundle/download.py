@@ -112,6 +112,19 @@ class Downloader:
 
         return self._persist(name, url, once, lambda: 0)
 
+    def head(self, name: str, url: str, count: int, credentials: Credentials | None = None) -> bytes:
+        """The first `count` bytes of a file, or all of a shorter one; nothing proves them. Raises FetchError."""
+
+        def once() -> bytes:
+            headers = {"Accept-Encoding": "identity", "Range": f"bytes=0-{max(0, count - 1)}"}
+            with self._get(name, url, headers, credentials) as response:
+                if response.status_code == 416:  # an empty file has no first byte
+                    return b""
+                data: bytes = response.raw.read(count, decode_content=False)
+                return data
+
+        return self._persist(name, url, once, lambda: 0)
+
     def size(self, name: str, url: str, credentials: Credentials | None = None) -> int:
         """Bytes of a file, from its headers. Raises FetchError when the place does not say."""
 

@@ -64,12 +64,14 @@ class GgufHeader:
         tensors: how many.
         needed: bytes the file must at least have for its tensors.
         metadata: by key. Short arrays of numbers are tuples, and of every other array only its length is kept.
+        types: tensor type (GGUF's number) -> elements stored in it.
     """
 
     version: int
     tensors: int
     needed: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    types: Mapping[int, int] = field(default_factory=dict)
 
 
 class GgufError(ValueError):
@@ -84,12 +86,33 @@ def read_header(path: Path) -> GgufHeader:
         OSError: from the file.
     """
     with path.open("rb") as handle:
-        return _Reader(handle).header()
+        return parse_header(handle)
+
+
+def parse_header(handle: IO[bytes]) -> GgufHeader:
+    """The same from an open file. Raises GgufError, also when it ends inside its header."""
+    return _Reader(handle).header()
+
+
+def shape_facts(metadata: Mapping[str, Any]) -> Mapping[str, str]:
+    """What a header's metadata say about the model's shape, without the tokenizer.
+
+    The keys are GGUF's own without the architecture's name, and ``architecture`` and ``vocabulary``; several numbers
+    are joined by commas.
+    """
+    architecture = str(metadata.get("general.architecture", ""))
+    facts = {
+        key.removeprefix(f"{architecture}."): ",".join(map(str, value if isinstance(value, tuple) else (value,)))
+        for key, value in metadata.items()
+        if key.startswith(f"{architecture}.")
+    }
+    return {**facts, "architecture": architecture, "vocabulary": str(metadata.get("tokenizer.ggml.tokens", 0))}
 
 
 class _Reader:
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
+        self._types: dict[int, int] = {}
 
     def header(self) -> GgufHeader:
         magic = self._handle.read(4)
@@ -110,7 +133,7 @@ class _Reader:
         alignment = alignment if type(alignment) is int and alignment > 0 else 32
         ends = [self._tensor() for _ in range(tensors)]
         start = -(-self._handle.tell() // alignment) * alignment if tensors else self._handle.tell()
-        return GgufHeader(version, tensors, start + max(ends, default=0), metadata)
+        return GgufHeader(version, tensors, start + max(ends, default=0), metadata, self._types)
 
     def _tensor(self) -> int:
         """Where its data ends, counted from where the data begin."""
@@ -122,6 +145,7 @@ class _Reader:
         for _ in range(dimensions):
             elements *= self._number("<Q")
         kind, offset = self._number("<I"), self._number("<Q")
+        self._types[kind] = self._types.get(kind, 0) + elements
         block, size = _BLOCKS.get(kind, (1, 0))
         return offset + -(-elements // block) * size
 

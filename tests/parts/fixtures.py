@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from parts import disks, docker, engine, hub, images, models, need, network, registry, wheels
+from parts import disks, docker, engine, hub, images, models, modelscope_hub, need, network, registry, wheels
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,6 +65,13 @@ def llama_image(registry_server: registry.Registry, llama_archive: images.ImageA
 def model_hub() -> Iterator[hub.ModelHub]:
     """An empty model hub."""
     with hub.running() as running:
+        yield running
+
+
+@pytest.fixture
+def modelscope() -> Iterator[modelscope_hub.ModelScopeHub]:
+    """An empty hub of the other kind."""
+    with modelscope_hub.running() as running:
         yield running
 
 

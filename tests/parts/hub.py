@@ -57,7 +57,7 @@ class Fault:
 
 
 @dataclass
-class _Repository:
+class Repository:
     commits: dict[str, dict[str, HubFile]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
     gated: bool = False
@@ -75,7 +75,7 @@ class Seen:
 
 
 class ModelHub:
-    """See the module's text.
+    """See the module's text; hubs that speak another language have another `handler`.
 
     Attributes:
         url: for HF_ENDPOINT or ``HfApi(endpoint=…)``.
@@ -89,10 +89,10 @@ class ModelHub:
 
     def __init__(self) -> None:
         self.requests: list[Seen] = []
-        self._repositories: dict[str, _Repository] = {}
+        self._repositories: dict[str, Repository] = {}
         self._faults: dict[tuple[str, str], Fault] = {}
         self._lock = threading.Lock()
-        handler = type("Handler", (_Handler,), {"hub": self})
+        handler = type("Handler", (self.handler,), {"hub": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -115,7 +115,7 @@ class ModelHub:
         }
         tree = "".join(f"{path} {file.blob_id}\n" for path, file in files.items())
         commit = hashlib.sha1(f"{name}\n{tree}".encode()).hexdigest()
-        repository = self._repositories.setdefault(name, _Repository())
+        repository = self._repositories.setdefault(name, Repository())
         repository.commits[commit] = files
         repository.branches[branch] = commit
         repository.gated = gated
@@ -138,9 +138,14 @@ class ModelHub:
                 self._faults[name, path] = Fault(fault.kind, fault.offset, fault.times - 1)
         return fault
 
-    def find(self, name: str) -> _Repository | None:
+    def find(self, name: str) -> Repository | None:
         """A repository by name."""
         return self._repositories.get(name)
+
+    @property
+    def handler(self) -> type[Handler]:
+        """What answers its requests."""
+        return Handler
 
 
 @contextmanager
@@ -153,13 +158,17 @@ def running() -> Iterator[ModelHub]:
         hub.close()
 
 
-class _Refusal(Exception):
+class Refusal(Exception):
+    """An answer other than success."""
+
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(message)
         self.status, self.code, self.message = status, code, message
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
+    """Answers as the Hugging Face hub does; its parts serve other hubs too."""
+
     protocol_version = "HTTP/1.1"
     hub: ClassVar[ModelHub]
 
@@ -181,14 +190,18 @@ class _Handler(BaseHTTPRequestHandler):
         words = [urllib.parse.unquote(word) for word in address.path.strip("/").split("/")]
         query = urllib.parse.parse_qs(address.query)
         try:
-            self._route(words, query, body)
-        except _Refusal as refusal:
-            headers = {"X-Error-Code": refusal.code, "X-Error-Message": refusal.message}
-            self._answer(refusal.status, json.dumps({"error": refusal.message}).encode(), headers)
+            self.route(words, query, body)
+        except Refusal as refusal:
+            self.refuse(refusal)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
-    def _route(self, words: list[str], query: Mapping[str, list[str]], body: Mapping[str, object] | None) -> None:
+    def refuse(self, refusal: Refusal) -> None:
+        """Say no, the hub's way."""
+        headers = {"X-Error-Code": refusal.code, "X-Error-Message": refusal.message}
+        self.answer(refusal.status, json.dumps({"error": refusal.message}).encode(), headers)
+
+    def route(self, words: list[str], query: Mapping[str, list[str]], body: Mapping[str, object] | None) -> None:
         match words:
             case ["api", "models", org, name]:
                 self._model_info(f"{org}/{name}", "main", "blobs" in query)
@@ -205,29 +218,29 @@ class _Handler(BaseHTTPRequestHandler):
             case [org, name, "resolve", revision, *path] if path:
                 self._content(f"{org}/{name}", revision, "/".join(path), direct=False)
             case _:
-                raise _Refusal(404, "", "Sorry, we can't find the page you are looking for.")
+                raise Refusal(404, "", "Sorry, we can't find the page you are looking for.")
 
-    def _open(self, name: str, revision: str) -> tuple[_Repository, str, dict[str, HubFile]]:
+    def open(self, name: str, revision: str) -> tuple[Repository, str, dict[str, HubFile]]:
         """The repository, commit and files asked for, when this caller may see them."""
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
         if token and token not in (self.hub.token, self.hub.outsider_token):
-            raise _Refusal(401, "", "Invalid credentials in Authorization header")
+            raise Refusal(401, "", "Invalid credentials in Authorization header")
         repository = self.hub.find(name)
         if repository is None:
             # As on the real hub, one who has not said who he is cannot tell absent from private.
-            raise _Refusal(404 if token else 401, "RepoNotFound", "Repository not found")
+            raise Refusal(404 if token else 401, "RepoNotFound", "Repository not found")
         if repository.gated and token != self.hub.token and not self.path.startswith("/api/"):
             who = "Please log in." if not token else "Visit the model's page to ask for access."
-            raise _Refusal(403 if token else 401, "GatedRepo", f"Access to model {name} is restricted. {who}")
+            raise Refusal(403 if token else 401, "GatedRepo", f"Access to model {name} is restricted. {who}")
         commit = repository.branches.get(revision, revision)
         if commit not in repository.commits:
-            raise _Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
+            raise Refusal(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return repository, commit, repository.commits[commit]
 
     def _model_info(self, name: str, revision: str, blobs: bool) -> None:
-        repository, commit, files = self._open(name, revision)
+        repository, commit, files = self.open(name, revision)
         siblings = [{"rfilename": path, **(_sibling(file) if blobs else {})} for path, file in files.items()]
-        self._json(
+        self.json(
             {
                 "_id": commit[:24],
                 "id": name,
@@ -246,57 +259,57 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _refs(self, name: str) -> None:
-        repository, _, _ = self._open(name, "main")
+        repository, _, _ = self.open(name, "main")
         branches = [
             {"name": branch, "ref": f"refs/heads/{branch}", "targetCommit": commit}
             for branch, commit in repository.branches.items()
         ]
-        self._json({"branches": branches, "converts": [], "tags": []})
+        self.json({"branches": branches, "converts": [], "tags": []})
 
     def _tree(self, name: str, revision: str, under: str, query: Mapping[str, list[str]]) -> None:
-        _, _, files = self._open(name, revision)
+        _, _, files = self.open(name, revision)
         entries = _tree_entries(files, under, recursive=query.get("recursive", [""])[0].lower() == "true")
         if under and not entries:
-            raise _Refusal(404, "EntryNotFound", f'Entry "{under}" does not exist on "{revision}"')
+            raise Refusal(404, "EntryNotFound", f'Entry "{under}" does not exist on "{revision}"')
         start = int(query.get("cursor", ["0"])[0])
         headers = {}
         if start + PAGE < len(entries):
             rest = {key: values[0] for key, values in query.items()} | {"cursor": str(start + PAGE)}
             path = urllib.parse.urlsplit(self.path).path
             headers["Link"] = f'<{self.hub.url}{path}?{urllib.parse.urlencode(rest)}>; rel="next"'
-        self._json(entries[start : start + PAGE], headers)
+        self.json(entries[start : start + PAGE], headers)
 
     def _paths_info(self, name: str, revision: str, body: Mapping[str, object]) -> None:
-        _, _, files = self._open(name, revision)
+        _, _, files = self.open(name, revision)
         wanted = body.get("paths", [])
         paths = [wanted] if isinstance(wanted, str) else list(wanted)  # type: ignore[call-overload]
-        self._json([_entry(path, files[path]) for path in paths if path in files])
+        self.json([_entry(path, files[path]) for path in paths if path in files])
 
     def _content(self, name: str, revision: str, path: str, *, direct: bool) -> None:
-        _, commit, files = self._open(name, revision)
+        _, commit, files = self.open(name, revision)
         file = files.get(path)
         if file is None:
-            raise _Refusal(404, "EntryNotFound", "Entry not found")
+            raise Refusal(404, "EntryNotFound", "Entry not found")
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes", "ETag": f'"{file.etag}"'}
         if file.lfs and not direct:
             location = f"{self.hub.url}/lfs/{name}/{commit}/{urllib.parse.quote(path)}"
             headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.etag}"', "Location": location}
-            self._answer(302, b"", headers)
+            self.answer(302, b"", headers)
             return
         fault = self.hub.take_fault(name, path) if self.command == "GET" else None
         if fault is not None and fault.kind == "unavailable":
-            self._answer(503, b"the hub is busy", {"Retry-After": "0"})
+            self.answer(503, b"the hub is busy", {"Retry-After": "0"})
             return
-        self._send_file(file, headers, fault)
+        self.send_file(file, headers, fault)
 
-    def _send_file(self, file: HubFile, headers: dict[str, str], fault: Fault | None) -> None:
+    def send_file(self, file: HubFile, headers: dict[str, str], fault: Fault | None) -> None:
         start, end, status = 0, file.size, 200
         asked = self.headers.get("Range") or ""
         if asked.startswith("bytes="):
             first, _, last = asked.removeprefix("bytes=").partition("-")
             start, end, status = int(first), int(last) + 1 if last else file.size, 206
             if start >= file.size:
-                self._answer(416, b"", {"Content-Range": f"bytes */{file.size}"})
+                self.answer(416, b"", {"Content-Range": f"bytes */{file.size}"})
                 return
             end = min(end, file.size)
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.size}"
@@ -325,10 +338,11 @@ class _Handler(BaseHTTPRequestHandler):
                 position += len(data)
         return position - start
 
-    def _json(self, value: object, headers: Mapping[str, str] | None = None) -> None:
-        self._answer(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
+    def json(self, value: object, headers: Mapping[str, str] | None = None, *, status: int = 200) -> None:
+        """Answer with a document."""
+        self.answer(status, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def _answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    def answer(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
         self.send_response(status)
         for key, value in {**headers, "Content-Length": str(len(body))}.items():
             self.send_header(key, value)

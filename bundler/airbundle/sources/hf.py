@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-import requests
 from huggingface_hub import HfApi, constants, get_token, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -22,10 +20,10 @@ from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
 from airbundle.download import Downloader, Refused
 from airbundle.selection import choose
+from airbundle.sources import hub
 from airbundle.sources.base import SourceContext
 from airbundle.weights import missing_shards, weight_format
 from airbundle_onsite.errors import FetchError, UsageError
-from airbundle_onsite.render import human_bytes
 
 if TYPE_CHECKING:
     from huggingface_hub.hf_api import ModelInfo, RepoSibling
@@ -34,26 +32,11 @@ SCHEME = "hf"
 _TRANSPORT_ERROR = cast(
     type[Exception], HfHubHTTPError.__mro__[1]
 )  # the base of all errors of whichever HTTP library the client uses
-_LARGEST_PLAIN = 64 * 1024 * 1024  # bytes; larger files are LFS on any hub
 
 
 def create(context: SourceContext) -> HubSource:
     """See `airbundle.sources.base`."""
     return HubSource(context)
-
-
-class _Bearer:
-    """The hub's token, for the hub's own host only; `requests` drops it on the way to another."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
-
-    def challenge(self, response: requests.Response) -> bool:
-        return False
 
 
 class HubSource:
@@ -79,9 +62,10 @@ class HubSource:
                 f"{model.source}: weights are missing on the hub", details=lost, remedy="name another revision"
             )
         files = tuple(self._lock_file(repository, commit, siblings[path]) for path in chosen.paths)
-        for why, count in chosen.skipped.items():
-            self._context.talk.say(f"{model.source}: {human_bytes(count)} left out: {why}")
-        return LockedModel(
+        for item in hub.descriptions(files):
+            if not self._context.cache.has(item.sha256, item.size):
+                self.fetch(item, lambda count: None)
+        locked = LockedModel(
             served_name=model.served_name,
             source=model.source,
             revision=commit,
@@ -91,6 +75,7 @@ class HubSource:
             license=model.license or _license(info),
             skipped=chosen.skipped,
         )
+        return hub.with_header(locked, self._head)
 
     def lock_image(self, image: ImageTable, platform: str) -> LockedImage:
         """Refused: this source has models only."""
@@ -148,21 +133,18 @@ class HubSource:
         return LockedFile(path, self._context.cache.add_bytes(data), len(data), origin)
 
     def _plain(self, repository: str, commit: str, path: str, blob_id: str) -> bytes:
-        """A small file, proven by its git hash; fetched once more when that is wrong."""
-        url, found = self._url(repository, commit, path), ""
-        for _ in range(2):
-            try:
-                data, _ = self._downloader.read(path, url, limit=_LARGEST_PLAIN, credentials=self._token())
-            except Refused as error:
-                raise self._explain(repository, error) from error
-            found = git_hash(data)
-            if found == blob_id:
-                return data
-        raise FetchError(
-            f"{path} from {web.without_secrets(url)}: wrong bytes, twice",
-            details=(f"found git hash {found}", f"needed git hash {blob_id}"),
-            remedy="the place, or a proxy on the way, serves another file than the hub lists: try another network",
-        )
+        url = self._url(repository, commit, path)
+        try:
+            return hub.read_plain(self._downloader, path, url, blob_id, self._token())
+        except Refused as error:
+            raise self._explain(repository, error) from error
+
+    def _head(self, item: LockedFile, count: int) -> bytes:
+        url = self._url(item.origin["repo"], item.origin["revision"], item.origin["file"])
+        try:
+            return self._downloader.head(item.path, url, count, self._token())
+        except Refused as error:
+            raise self._explain(item.origin["repo"], error) from error
 
     def _url(self, repository: str, commit: str, path: str) -> str:
         return hf_hub_url(repository, path, revision=commit, endpoint=self._endpoint)
@@ -170,9 +152,9 @@ class HubSource:
     def _token_text(self) -> str:
         return self._context.environ("HF_TOKEN") or get_token() or ""
 
-    def _token(self) -> _Bearer | None:
+    def _token(self) -> hub.Bearer | None:
         token = self._token_text()
-        return _Bearer(token) if token else None
+        return hub.Bearer(token) if token else None
 
     def _access(self, repository: str) -> str:
         if self._token_text():
@@ -194,11 +176,6 @@ _HTTP: Mapping[int, str] = {
     403: "the token may not read this: use one of an account with access",
     429: "the hub limits requests: wait, or log in with `hf auth login`",
 }
-
-
-def git_hash(data: bytes) -> str:
-    """What git calls a file of these bytes."""
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _license(info: ModelInfo) -> str:

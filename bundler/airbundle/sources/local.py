@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
 from airbundle.selection import choose, is_debris
+from airbundle.sources import hub
 from airbundle.sources.base import SourceContext
 from airbundle.weights import prove, weight_format
 from airbundle_onsite.contract.record import record
@@ -66,7 +66,7 @@ class LocalSource:
         return LockedModel(
             served_name=model.served_name,
             source=model.source,
-            revision=tree.revision or _listing_digest(files),
+            revision=tree.revision or hub.listing_digest(files),
             format=weight_format(chosen.paths),
             files=tuple(files),
             entry=chosen.entry,
@@ -170,8 +170,3 @@ def _snapshot(given: Path) -> Path:
         details=revisions,
         remedy="name one: local:…/snapshots/<revision>",
     )
-
-
-def _listing_digest(files: list[LockedFile]) -> str:
-    listing = "".join(f"{file.sha256}  {file.path}\n" for file in files)
-    return f"sha256:{hashlib.sha256(listing.encode()).hexdigest()}"

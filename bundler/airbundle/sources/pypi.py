@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import dataclasses
 import json
 import os
 import sys
@@ -202,7 +203,7 @@ def _by_member(model: ModelTable, members: Mapping[str, int]) -> ModelTable:
     """The same wishes, with a bare file name in `file` made into the one member of that name."""
     same = [path for path in members if PurePosixPath(path).name == model.file]
     if model.file and model.file not in members and len(same) == 1:
-        return ModelTable(model.source, model.served_name, file=same[0], license=model.license)
+        return dataclasses.replace(model, file=same[0])
     return model
 
 
