@@ -151,6 +151,9 @@ class Supervisor:
         try:
             if log.stat().st_size <= self._spec.log_bytes:
                 return
+        except OSError:  # removed by hand: the engine writes on into what has no name any more
+            return
+        try:
             for number in range(count - 1, 0, -1):
                 older = log.with_name(f"{log.name}.{number}")
                 if older.exists():
@@ -158,7 +161,8 @@ class Supervisor:
             shutil.copyfile(log, log.with_name(f"{log.name}.1"))
         except OSError:
             pass  # a full disk must not end the engine; cutting its log is what frees space
-        os.truncate(log, 0)
+        with contextlib.suppress(OSError):
+            os.truncate(log, 0)
 
     def _note(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S")
