@@ -289,6 +289,11 @@ class Cache:
                 self._proof_path(path.name).unlink(missing_ok=True)
         return removed
 
+    def drop(self, sha256: str) -> None:
+        """Take one file out, if it is there."""
+        self.path(sha256).unlink(missing_ok=True)
+        self._proof_path(sha256).unlink(missing_ok=True)
+
     def scratch(self, name: str) -> Path:
         """A directory of this name on the cache's filesystem, for files that are adopted later."""
         path = self.root / "scratch" / name

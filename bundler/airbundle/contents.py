@@ -13,6 +13,7 @@ from airbundle.assemble import Member, bytes_member
 from airbundle.cache import Cache
 from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedModel, LockedWheel
 from airbundle.data import license_file
+from airbundle.oci.reference import qualified
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import ImageEntry, ModelEntry, WheelEntry
 from airbundle_onsite.contract.record import encode, record
@@ -101,16 +102,16 @@ def _oci_index(images: tuple[LockedImage, ...], cache: Cache) -> bytes:
     manifests = []
     for image in images:
         document = json.loads(_cached(image.manifest, cache).read_bytes())
-        system, _, architecture = image.platform.partition("/")
+        platform = dict(zip(("os", "architecture", "variant"), image.platform.split("/"), strict=False))
         manifests.append(
             {
                 "mediaType": document.get("mediaType", "application/vnd.oci.image.manifest.v1+json"),
                 "digest": f"sha256:{image.manifest.sha256}",
                 "size": image.manifest.size,
-                "platform": {"os": system, "architecture": architecture.partition("/")[0]},
+                "platform": platform,
                 "annotations": {
                     "org.opencontainers.image.ref.name": image.name.rpartition(":")[2],
-                    "io.containerd.image.name": image.name,
+                    "io.containerd.image.name": qualified(image.name),
                 },
             }
         )
@@ -119,11 +120,14 @@ def _oci_index(images: tuple[LockedImage, ...], cache: Cache) -> bytes:
 
 
 def _docker_index(images: tuple[LockedImage, ...]) -> bytes:
-    """What makes the layout a docker archive too, so that by hand ``tar -C images -cf - . | docker load`` works."""
+    """What makes the layout a docker archive too, so that by hand ``tar -C images -cf - . | docker load`` works.
+
+    Names have their host, for podman would put ``localhost/`` before one without; docker shows them as usual.
+    """
     entries = [
         {
             "Config": f"blobs/sha256/{image.config.sha256}",
-            "RepoTags": [image.name],
+            "RepoTags": [qualified(image.name)],
             "Layers": [f"blobs/{layer.digest.replace(':', '/')}" for layer in image.layers],
         }
         for image in images

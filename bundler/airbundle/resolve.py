@@ -176,7 +176,7 @@ def _lock_image(spec: BundleSpec, target: HardwareProfile | None, context: Sourc
     if spec.image is None:
         return None
     wanted = spec.image.platform or _PLATFORMS.get(target.arch if target else platform.machine(), "linux/amd64")
-    return sources.create(spec.image.source.partition(":")[0], context).lock_image(spec.image, wanted)
+    return sources.create(spec.image.scheme, context).lock_image(spec.image, wanted)
 
 
 def _lock_wheels(

@@ -6,12 +6,12 @@ import io
 import json
 import posixpath
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from airbundle.cache import CHUNK, Cache
 from airbundle.oci import documents
-from airbundle.oci.documents import Descriptor
+from airbundle.oci.documents import Descriptor, Manifest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 
@@ -35,6 +35,11 @@ class SavedImage:
     layers: tuple[Descriptor, ...]
     tags: tuple[str, ...]
 
+    @property
+    def parts(self) -> Manifest:
+        """`manifest`, read."""
+        return Manifest(documents.OCI_MANIFEST, self.config, self.layers)
+
 
 class _Stream(io.RawIOBase):
     """Chunks as a file to read from."""
@@ -57,8 +62,8 @@ class _Stream(io.RawIOBase):
 
 
 @record
-class _Entry:
-    """A file of the archive: what it is in the cache, and how it begins."""
+class Entry:
+    """A file of an archive: what it is in the cache, and how it begins."""
 
     sha256: str
     size: int
@@ -76,7 +81,7 @@ def read_saved(chunks: Iterable[bytes], cache: Cache, name: str) -> SavedImage:
     Raises:
         FetchError: the archive breaks off, or is not of one whole image.
     """
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, Entry] = {}
     links: dict[str, str] = {}
     listing = b""
     try:
@@ -109,7 +114,7 @@ def _is_content(path: str) -> bool:
     return leaf == "layer.tar" or (leaf.endswith(".json") and "/" not in path)
 
 
-def _keep(handle: IO[bytes], cache: Cache) -> _Entry:
+def _keep(handle: IO[bytes], cache: Cache) -> Entry:
     begin = handle.read(2)
 
     def chunks() -> Iterator[bytes]:
@@ -118,11 +123,11 @@ def _keep(handle: IO[bytes], cache: Cache) -> _Entry:
             yield chunk
 
     sha256, size = cache.add_stream(chunks())
-    return _Entry(sha256, size, begin)
+    return Entry(sha256, size, begin)
 
 
-def _assemble(listing: bytes, entries: dict[str, _Entry], links: dict[str, str], cache: Cache, name: str) -> SavedImage:
-    def find(path: str) -> _Entry:
+def _assemble(listing: bytes, entries: dict[str, Entry], links: dict[str, str], cache: Cache, name: str) -> SavedImage:
+    def find(path: str) -> Entry:
         path = posixpath.normpath(path)
         for _ in range(len(links) + 1):
             if path not in links:
@@ -132,13 +137,28 @@ def _assemble(listing: bytes, entries: dict[str, _Entry], links: dict[str, str],
 
     try:
         (image,) = json.loads(listing)
+        return saved_image(image, find, cache, name)
+    except (ValueError, TypeError) as error:
+        raise _not_whole(name, error) from error
+
+
+def saved_image(image: Mapping[str, Any], find: Callable[[str], Entry], cache: Cache, name: str) -> SavedImage:
+    """An image of an archive's ``manifest.json``, its manifest written into the cache.
+
+    Args:
+        image: its entry there.
+        find: gives the file of a path; raises KeyError when there is none.
+        cache: where the files are.
+        name: for messages.
+
+    Raises:
+        FetchError: something is missing.
+    """
+    try:
         config, layers = find(image["Config"]), [find(path) for path in image["Layers"]]
         tags = tuple(image.get("RepoTags") or ())
-    except (ValueError, KeyError, TypeError) as error:
-        raise FetchError(
-            f"{name}: the engine's archive does not hold one whole image ({type(error).__name__}: {error})",
-            remedy="check that every layer is there: docker save to a file, and look into its manifest.json",
-        ) from error
+    except (KeyError, TypeError) as error:
+        raise _not_whole(name, error) from error
     config_blob = Descriptor(documents.OCI_CONFIG, f"sha256:{config.sha256}", config.size)
     layer_blobs = tuple(
         Descriptor(documents.OCI_LAYER + _MAGICS.get(layer.begin, ""), f"sha256:{layer.sha256}", layer.size)
@@ -147,3 +167,10 @@ def _assemble(listing: bytes, entries: dict[str, _Entry], links: dict[str, str],
     manifest = documents.write_manifest(config_blob, layer_blobs)
     cache.add_bytes(manifest)
     return SavedImage(manifest, config_blob, layer_blobs, tags)
+
+
+def _not_whole(name: str, error: Exception) -> FetchError:
+    return FetchError(
+        f"{name}: the archive does not hold one whole image ({type(error).__name__}: {error})",
+        remedy="check that every layer is there: docker save to a file, and look into its manifest.json",
+    )

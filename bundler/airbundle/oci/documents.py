@@ -69,6 +69,16 @@ class Origin:
     def manifest(self, data: bytes, sha256: str, media_type: str) -> LockedFile:
         return LockedFile(f"sha256:{sha256}", sha256, len(data), {**self.fields, "manifest": media_type})
 
+    def unpacked(self, packed: Descriptor, plain: Descriptor) -> LockedFile:
+        """A layer that is fetched in one form and kept in another."""
+        fields = {"zstd": packed.digest, "zstd_size": str(packed.size)}
+        return LockedFile(plain.digest, plain.sha256, plain.size, {**self.fields, **fields})
+
+    def made(self, data: bytes, sha256: str) -> LockedFile:
+        """A manifest that no source has: its text is its own origin."""
+        fields = {"source": self.fields["source"], "document": data.decode()}
+        return LockedFile(f"sha256:{sha256}", sha256, len(data), fields)
+
 
 def load(data: bytes, name: str) -> dict[str, Any]:
     """Parse a document. Raises FetchError when it is not a JSON object."""
@@ -93,6 +103,18 @@ def is_index(media_type: str) -> bool:
     return media_type in (OCI_INDEX, DOCKER_INDEX)
 
 
+def is_attestation(entry: Mapping[str, Any]) -> bool:
+    """Whether an index entry is a statement about an image, not an image."""
+    annotated = "vnd.docker.reference.type" in (entry.get("annotations") or {})
+    return annotated or stated_platform(entry).startswith("unknown/")
+
+
+def stated_platform(entry: Mapping[str, Any]) -> str:
+    """The platform that an index entry names; empty when it names none."""
+    stated = entry.get("platform") or {}
+    return _platform(stated.get("os", ""), stated.get("architecture", ""), stated.get("variant", ""))
+
+
 def choose_platform(index: Mapping[str, Any], platform: str, name: str) -> Descriptor:
     """The one manifest for a platform; attestations and entries without a platform do not count.
 
@@ -101,12 +123,11 @@ def choose_platform(index: Mapping[str, Any], platform: str, name: str) -> Descr
     """
     found: list[str] = []
     for entry in index.get("manifests") or ():
-        stated = entry.get("platform") or {}
-        text = _platform(stated.get("os", ""), stated.get("architecture", ""), stated.get("variant", ""))
-        if text.startswith("unknown/") or "vnd.docker.reference.type" in (entry.get("annotations") or {}):
+        if is_attestation(entry):
             continue
-        if text and _same_platform(text, platform):
-            return _descriptor(entry, name)
+        text = stated_platform(entry)
+        if text and same_platform(text, platform):
+            return read_descriptor(entry, name)
         found.append(text or "one without a platform")
     raise FetchError(
         f"{name}: has no image for {platform}",
@@ -129,8 +150,8 @@ def read_manifest(document: Mapping[str, Any], media_type: str, name: str) -> Ma
     if media_type not in (OCI_MANIFEST, DOCKER_MANIFEST):
         raise FetchError(f"{name}: a document of type {media_type!r}, not an image", remedy="name an image")
     try:
-        config = _descriptor(document["config"], name)
-        layers = tuple(_descriptor(layer, name) for layer in document["layers"])
+        config = read_descriptor(document["config"], name)
+        layers = tuple(read_descriptor(layer, name) for layer in document["layers"])
     except (KeyError, TypeError) as error:
         raise FetchError(f"{name}: its manifest lacks {error}", remedy="push the image again") from error
     if config.media_type not in (OCI_CONFIG, DOCKER_CONFIG):
@@ -157,7 +178,7 @@ def read_config(data: bytes, manifest: Manifest, platform: str, name: str) -> Co
     document = load(data, name)
     inner = document.get("config") or {}
     own = _platform(document.get("os", ""), document.get("architecture", ""), document.get("variant", ""))
-    if not _same_platform(own, platform):
+    if not same_platform(own, platform):
         raise FetchError(
             f"{name}: an image for {own or 'no platform'}, needed is {platform}", remedy="name another image"
         )
@@ -185,16 +206,16 @@ def locked_image(
     manifest_file: LockedFile,
     manifest: Manifest,
     config: Config,
-    origin: Origin,
+    config_file: LockedFile,
+    blobs: Mapping[str, LockedFile],
 ) -> LockedImage:
-    """Put an image's lock together."""
-    blobs = {layer.digest: origin.file(layer) for layer in manifest.layers}
+    """Put an image's lock together; `blobs` has the file of each layer, by digest."""
     return LockedImage(
         name=name,
         source=source,
         source_digest=source_digest,
         manifest=manifest_file,
-        config=origin.file(manifest.config),
+        config=config_file,
         layers=tuple(
             Layer(layer.digest, layer.size, diff_id, layer.media_type)
             for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
@@ -218,12 +239,20 @@ def write_manifest(config: Descriptor, layers: Sequence[Descriptor]) -> bytes:
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
+def as_oci(descriptor: Descriptor) -> Descriptor:
+    """The same blob under OCI's media type, so that a manifest does not mix two families of them."""
+    names = {DOCKER_CONFIG: OCI_CONFIG, DOCKER_LAYER: OCI_LAYER, f"{DOCKER_LAYER}.gzip": f"{OCI_LAYER}+gzip"}
+    media_type = names.get(descriptor.media_type, descriptor.media_type)
+    return Descriptor(media_type, descriptor.digest, descriptor.size)
+
+
 def _plain(descriptor: Descriptor) -> dict[str, Any]:
     return {"mediaType": descriptor.media_type, "digest": descriptor.digest, "size": descriptor.size}
 
 
-def _descriptor(entry: Mapping[str, Any], name: str) -> Descriptor:
-    digest, size = str(entry["digest"]), entry["size"]
+def read_descriptor(entry: Mapping[str, Any], name: str) -> Descriptor:
+    """Read a descriptor. Raises FetchError for a digest that is not SHA-256, or a size that is none."""
+    digest, size = str(entry.get("digest")), entry.get("size")
     try:
         check_digest(digest)
     except ValueError as error:
@@ -239,7 +268,8 @@ def _platform(system: str, architecture: str, variant: str) -> str:
     return "/".join(part for part in (system, architecture, variant) if part)
 
 
-def _same_platform(found: str, wanted: str) -> bool:
+def same_platform(found: str, wanted: str) -> bool:
+    """Whether two platforms are one; ``linux/arm64`` means its variant v8."""
     return _with_variant(found) == _with_variant(wanted)
 
 

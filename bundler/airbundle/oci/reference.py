@@ -45,8 +45,21 @@ class Reference:
 
     @property
     def site_name(self) -> str:
-        """A plain ``repository:tag``; an image named by digest alone gets the digest's first digits for a tag."""
-        return f"{self.repository.removeprefix('library/')}:{self.tag or self.digest[7:19]}"
+        """What the image is called on the site: its name, less what only this office knows.
+
+        A public registry's host stays, so that the name is the one that everybody's documentation has. Docker Hub's
+        is not written, as usual. Loopback hosts, and hosts with a port, mean nothing elsewhere and are left out.
+        An image named by digest alone gets the digest's first digits for a tag.
+        """
+        local = self.host == HUB or self.host == "localhost" or ":" in self.host or self.host.startswith("127.")
+        host = "" if local else f"{self.host}/"
+        repository = self.repository if host else self.repository.removeprefix("library/")
+        return f"{host}{repository}:{self.tag or self.digest[7:19]}"
+
+    @property
+    def qualified(self) -> str:
+        """With host, and ``library/`` where that is meant: what podman and containerd need, and docker takes too."""
+        return f"{self.host}/{self.repository}:{self.tag or self.digest[7:19]}"
 
     def __str__(self) -> str:
         tag, digest = (f":{self.tag}" if self.tag else ""), (f"@{self.digest}" if self.digest else "")
@@ -70,6 +83,19 @@ def parse(text: str) -> Reference:
     if not _REPOSITORY.fullmatch(repository) or (tag and not _TAG.fullmatch(tag)):
         raise UsageError(f"image {text!r}: not a name that a registry can have", remedy=_FORM)
     return Reference(host, repository, tag, digest)
+
+
+def qualified(name: str) -> str:
+    """A site's name with its host: ``a/b:1`` is ``docker.io/a/b:1``, as every engine but podman reads it by itself."""
+    return parse(name).qualified
+
+
+def is_same(one: str, other: str) -> bool:
+    """Whether two names mean the same; text that is no name is compared as it is."""
+    try:
+        return qualified(one) == qualified(other)
+    except UsageError:
+        return one == other
 
 
 _FORM = "write HOST[:PORT]/REPOSITORY:TAG or HOST[:PORT]/REPOSITORY@sha256:…; the repository in lower case"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
@@ -14,7 +13,7 @@ import urllib3.exceptions
 
 from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
-from airbundle.oci import documents
+from airbundle.oci import documents, pin, reference
 from airbundle.oci.archive import SavedImage, read_saved
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.errors import FetchError, UsageError
@@ -48,31 +47,26 @@ class DaemonSource:
         with self._engine(name) as client:
             saved = self._save(client, name)
         origin = documents.Origin({"source": SCHEME, "image": name, "image_id": saved.config.digest})
-        manifest = documents.Manifest(documents.OCI_MANIFEST, saved.config, saved.layers)
-        config = documents.read_config(
-            self._context.cache.path(saved.config.sha256).read_bytes(), manifest, platform, f"{SCHEME}:{name}"
+        found = pin.Found(
+            image=image,
+            name=reference.parse(name).site_name,
+            label=f"{SCHEME}:{name}",
+            source_digest=saved.config.digest,
+            data=saved.manifest,
+            manifest=saved.parts,
+            origin=origin,
+            made=True,
         )
-        for layer, diff_id in zip(saved.layers, config.diff_ids, strict=True):
-            if layer.media_type == documents.OCI_LAYER and layer.digest != diff_id:
-                raise FetchError(
-                    f"{SCHEME}:{name}: the engine gave other bytes for a layer than its image says",
-                    details=(f"found {layer.digest}", f"needed {diff_id}"),
-                    remedy="its store is damaged: remove the image and pull it again",
-                )
-        digest = hashlib.sha256(saved.manifest).hexdigest()
-        return documents.locked_image(
-            image.name or _site_name(name),
-            image.source,
-            saved.config.digest,
-            origin.manifest(saved.manifest, digest, documents.OCI_MANIFEST),
-            manifest,
-            config,
-            origin,
-        )
+        return pin.pin(found, platform, lambda item: None, self._context.cache, self._context.talk)
 
     def fetch(self, item: LockedFile, advance: Callable[[int], None]) -> None:
         """See `Source.fetch`. One save brings every blob of the image, so the others then find theirs in the cache."""
-        name, cache = item.origin["image"], self._context.cache
+        cache = self._context.cache
+        if pin.fetch_made(
+            item, lambda packed: self.fetch(packed, lambda count: None), cache, advance, self._context.talk
+        ):
+            return
+        name = item.origin["image"]
         with self._lock:
             if not cache.has(item.sha256, item.size):
                 with self._engine(name) as client:
@@ -131,9 +125,3 @@ def _tagged(name: str) -> str:
     if "@" in name or name.startswith("sha256:"):
         raise UsageError(f"daemon:{name}: named by digest", remedy="give it a plain tag (docker tag), and name that")
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
-
-
-def _site_name(name: str) -> str:
-    """Without the registry's host."""
-    first, slash, rest = name.partition("/")
-    return rest if slash and (set(first) & {".", ":"} or first == "localhost") else name

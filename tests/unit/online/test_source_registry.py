@@ -206,14 +206,6 @@ def test_things_that_are_refused_by_name(fake: FakeRegistry, tmp_path: Path) -> 
             source.lock_image(table(fake, f"org/app:{tag}"), "linux/amd64")
 
 
-def test_zstd_layers_are_kept_and_told(fake: FakeRegistry, tmp_path: Path) -> None:
-    fake.add_image(tag="1", layer_type=f"{LAYER}+zstd")
-    talk = Heard()
-    locked = source_module.create(context(tmp_path, talk=talk)).lock_image(table(fake), "linux/amd64")
-    assert locked.layers[0].media_type == f"{LAYER}+zstd"
-    assert "docker before 23" in talk.said[0]
-
-
 def test_wrong_manifest_for_a_digest(fake: FakeRegistry, tmp_path: Path) -> None:
     image = fake.add_image(tag="1")
     fake.documents[str(image["digest"])] = (MANIFEST, b"{}")
@@ -278,8 +270,9 @@ def test_credential_helper_that_is_not_there(fake: FakeRegistry, tmp_path: Path)
         ("vllm/vllm-openai:v1", HUB, "vllm/vllm-openai", "v1", "vllm/vllm-openai:v1"),
         ("localhost/x/y", "localhost", "x/y", "latest", "x/y:latest"),
         ("reg.example:5000/a:b", "reg.example:5000", "a", "b", "a:b"),
-        (f"reg.example/a:b@sha256:{'a' * 64}", "reg.example", "a", f"sha256:{'a' * 64}", "a:b"),
-        (f"reg.example/a@sha256:{'a' * 64}", "reg.example", "a", f"sha256:{'a' * 64}", "a:aaaaaaaaaaaa"),
+        ("nvcr.io/nvidia/cuda:13", "nvcr.io", "nvidia/cuda", "13", "nvcr.io/nvidia/cuda:13"),
+        (f"reg.example/a:b@sha256:{'a' * 64}", "reg.example", "a", f"sha256:{'a' * 64}", "reg.example/a:b"),
+        (f"reg.example/a@sha256:{'a' * 64}", "reg.example", "a", f"sha256:{'a' * 64}", "reg.example/a:aaaaaaaaaaaa"),
     ],
 )
 def test_names(text: str, host: str, repository: str, wanted: str, site: str) -> None:
