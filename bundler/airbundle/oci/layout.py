@@ -78,11 +78,10 @@ def find_image(store: Store, wanted: str, platform: str) -> LayoutImage:
             details=[f"has {text}" for text in dict.fromkeys(map(_told, listed))],
             remedy="name one of these after the path, oci:PATH:NAME",
         )
-    fitting = {
-        image.entry.digest: image
-        for image in reversed(named)
-        if image.platform and documents.same_platform(image.platform, platform)
-    }
+    fitting: dict[str, Listed] = {}
+    for image in named:
+        if image.platform and documents.same_platform(image.platform, platform):
+            fitting.setdefault(image.entry.digest, image)  # an image with two names is listed twice
     if not fitting:
         raise FetchError(
             f"{store.label}: has no image for {platform}",
