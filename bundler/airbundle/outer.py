@@ -32,6 +32,11 @@ if sys.version_info < (3, 9):
     )
     sys.exit(3)
 
+import signal
+
+if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while modules are imported, Ctrl-C ends it without a traceback
+
 from airbundle_onsite.cli import main
 
 sys.exit(main(sys.argv[1:]))

@@ -272,6 +272,14 @@ def _with_dashes(words: Sequence[str]) -> list[str]:
 
 
 # --- signals ----------------------------------------------------------------------------------------------
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignored(number: int) -> bool:
+    """Whether whoever started this process wanted it to go on, as nohup does with a closed terminal."""
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
 Shield = Callable[[], contextlib.AbstractContextManager[None]]
 
 
@@ -296,7 +304,7 @@ def _signals(console: Console) -> Iterator[Shield]:
             shielded -= 1
 
     try:
-        kept = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        kept = {number: signal.signal(number, handle) for number in _SIGNALS if not _ignored(number)}
     except ValueError:  # not the main thread: whoever calls from there has its own signals
         yield shield
         return

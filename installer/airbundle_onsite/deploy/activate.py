@@ -66,7 +66,7 @@ def activate(site: Site, name: str, version: str, *, port: Optional[int] = None,
     with site.exclusive():
         recover(site)
         release, old = site.store.load(name, version), before(site, name)
-        if old.version == version and running_instance(site, release) is not None:
+        if site.store.active(name) == version and running_instance(site, release) is not None:
             return outcome(site, "unchanged", release, began, f"{name} {version} is active and running already")
         require_complete(site, release)
         verdict = examine(site, release.manifest, old, bundle=None, port=port or release.record.port)

@@ -120,6 +120,8 @@ def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) ->
                 remedy="give the new bundle another version, or replace what is installed with --reinstall",
             )
         return site.store.load(name, version)
+    if here is not None and here.manifest_sha256 == trusted.sha256:
+        return None  # written anew from the very bundle it was made from: nothing older comes in
     highest = site.store.highest_sequence(name)
     if trusted.manifest.sequence < highest and not options.allow_older:
         raise TrustError(
@@ -159,7 +161,7 @@ def _install_again(
 ) -> Outcome:
     """The same manifest is installed: nothing to copy, perhaps something to start."""
     made, old = here.record, before(site, here.record.name)
-    is_active = old.version == made.version
+    is_active = site.store.active(made.name) == made.version
     if is_active and old.running and options.port in (None, made.port):
         text = f"{made.name} {made.version} is installed and running already: nothing was changed"
         return outcome(site, "unchanged", here, began, text)

@@ -63,9 +63,12 @@ def stop(site: Site, name: str) -> StagedRelease:
     with site.exclusive():
         recover(site)
         release = active_release(site, name)
-        instance = running_instance(site, release)
+        instance, made = running_instance(site, release), release.record
         if instance is not None:
-            site.runtime(release.record.runtime).stop(instance)
+            site.runtime(made.runtime).stop(instance)
+        elif in_use(made.host, made.port):
+            holder = owner(made.port) or "a process that this user may not see"
+            site.talk.say(f"Port {made.port} on {made.host} is in use by {holder}, which was not started from here")
         return release
 
 

@@ -38,7 +38,7 @@ class BundleStatus:
         installed: versions, oldest first.
         damaged: installed versions whose record cannot be read, each with the reason.
         checks: of the readiness ladder.
-        problem: why the state could not be read.
+        problem: why the state could not be read, or what is wrong although it runs.
         unfinished: a sentence about an interrupted operation, or about a journal that cannot be read; empty for none.
     """
 
@@ -98,7 +98,8 @@ def _active(site: Site, release: StagedRelease, blank: BundleStatus) -> BundleSt
     instance = runtime.find(made.name, made.version, "service")
     if instance is None:
         return known
-    state = runtime.state(instance).status
+    seen = runtime.state(instance)
+    state = seen.status
     if state != "running":
         return dataclasses.replace(known, state=state)
     quick = dataclasses.replace(
@@ -108,6 +109,7 @@ def _active(site: Site, release: StagedRelease, blank: BundleStatus) -> BundleSt
     return dataclasses.replace(
         known,
         state=state,
+        problem=seen.problem,
         answers=all(check.status != "fail" for check in checks),
         uptime=max(0, site.now() - known.active_since) if known.active_since else 0,
         gpus=_gpus(site) if plan.gpus != "none" else (),
@@ -159,8 +161,8 @@ def _headline(state: BundleStatus) -> str:
     if state.version is None:
         return "no version is active"
     if state.answers:
-        return f"{state.version} is running and answers"
-    if state.problem:
+        return f"{state.version} is running and answers" + (f", but {state.problem}" if state.problem else "")
+    if state.state == "unknown":
         return f"{state.version}: its state could not be read: {state.problem}"
     if state.state == "running":
         return f"{state.version} is running, but does not answer"

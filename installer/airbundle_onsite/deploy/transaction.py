@@ -11,6 +11,7 @@ moment from which a deployment is finished instead of undone.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Optional
@@ -94,12 +95,21 @@ def running_instance(site: Site, release: StagedRelease) -> Optional[Instance]:
 
 
 def before(site: Site, name: str) -> Before:
-    """What is active under that name now."""
-    version = site.store.active(name)
+    """What is active under that name now; when `current` is lost, what is found running."""
+    version = site.store.active(name) or _stray(site, name)
     if version is None:
         return Before()
     release = site.store.load(name, version)
     return Before(release, running_instance(site, release) is not None)
+
+
+def _stray(site: Site, name: str) -> Optional[str]:
+    """The newest version that runs."""
+    for made in reversed(site.store.versions(name)):
+        with contextlib.suppress(AirbundleError):
+            if running_instance(site, site.store.load(name, made.version)) is not None:
+                return made.version
+    return None
 
 
 def start_service(site: Site, release: StagedRelease) -> Instance:

@@ -72,10 +72,14 @@ class Instance:
 
 @record
 class InstanceState:
-    """`status`: ``running``, ``exited`` (with `code`, when known) or ``absent``."""
+    """`status`: ``running``, ``exited`` (with `code`, when known) or ``absent``.
+
+    `problem` says what is wrong although it runs; empty for nothing.
+    """
 
     status: Literal["running", "exited", "absent"]
     code: Optional[int] = None
+    problem: str = ""
 
 
 @record

@@ -34,6 +34,7 @@ _GRACE = 20.0  # seconds an engine gets to end by itself
 _LOG_BYTES = 50_000_000
 _TAIL_BYTES = 1_000_000
 _MARKER = "airbundle.json"
+_ALONE = "its supervisor is gone, so nothing would start it again: --stop, then --start"
 
 
 def create(environment: Environment) -> VenvRuntime:
@@ -185,7 +186,8 @@ class VenvRuntime:
             return InstanceState("absent")
         kept = self._settled(run)
         if kept.get("status") == "running" and process.alive(kept.get("engine")):
-            return InstanceState("running")
+            alone = "" if process.alive(kept.get("supervisor")) else _ALONE
+            return InstanceState("running", problem=alone)
         return InstanceState("exited", kept.get("code"))
 
     def _settled(self, run: Path) -> Mapping[str, Any]:
