@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 
+from airbundle.rehearse.wire import bring_up
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import AirbundleError, ExitCode
 from airbundle_onsite.system import Runner, Talk
 from airbundle_onsite.verify.bundle import trust
-
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1  # linux/sockios.h, linux/if.h
 
 
 class DemoError(AirbundleError):
@@ -51,15 +48,6 @@ def site_half(bundle: Path, root: Path, port: int, runner: Runner, talk: Talk) -
     return subprocess.run(command, check=False, stdin=subprocess.DEVNULL).returncode
 
 
-def loopback_up() -> None:
-    """Bring up `lo` in a fresh network namespace, where it starts down."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("16sH14x", b"lo", 0)
-        flags = struct.unpack("16sH14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
-        if not flags & _IFF_UP:
-            fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags | _IFF_UP))
-
-
 def ask(port: int, model: str, question: str) -> str:
     """The model's answer over the OpenAI-style API on loopback; proxies are ignored."""
     body = {
@@ -89,7 +77,7 @@ def _step(*words: str) -> None:
 
 
 def _site_steps(bundle: Path, root: Path, port: int) -> None:
-    loopback_up()
+    bring_up("lo")
     install = str(bundle / layout.INSTALLER)
     control = str(root / "bin" / "airbundlectl")
     manifest = trust(bundle).manifest

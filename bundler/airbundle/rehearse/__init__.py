@@ -1,0 +1,1 @@
+"""The rehearsal: a bundle's own installer, run here with no network but a sinkhole that records what asks for what."""
