@@ -14,6 +14,7 @@ from types import FrameType
 from typing import NoReturn, Optional, TextIO
 
 import airbundle_onsite
+from airbundle_onsite import streams
 from airbundle_onsite.commands import COMMANDS, Options, Report
 from airbundle_onsite.console import Console
 from airbundle_onsite.contract import layout
@@ -54,13 +55,19 @@ def main(
     """
     words = sys.argv[1:] if argv is None else list(argv)
     world = real_world(dict(os.environ)) if world is None else world
-    out, err = stdout or sys.stdout, stderr or sys.stderr
+    standard = streams.standard()
     console = Console(
-        out, err, stdin or sys.stdin, assume_yes="--yes" in words, redact=redact, monotonic=world.clock.monotonic
+        stdout or standard.out,
+        stderr or standard.err,
+        stdin or standard.into,
+        assume_yes="--yes" in words,
+        redact=redact,
+        monotonic=world.clock.monotonic,
     )
     as_json = "--json" in words
     try:
-        return int(_run(words, world, console))
+        code = int(_run(words, world, console))
+        return code if code or not console.lost else int(ExitCode.UNEXPECTED)
     except AirbundleError as error:
         _report_error(console, error, as_json)
         return int(error.exit_code)
@@ -254,7 +261,10 @@ def _root(given: Optional[str], default: str) -> Path:
             f"{where} {text!r} holds a line end, a control character or bytes that are not UTF-8",
             remedy="name a directory without them",
         )
-    return Path(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~name of nobody, or no home directory
+        raise UsageError(f"{where} {text}: {error}", remedy="name the directory without ~") from error
 
 
 def _with_dashes(words: Sequence[str]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Optional, TextIO
 
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.render import human_bytes, human_seconds
+from airbundle_onsite.streams import silence
 
 _BAR_INTERVAL = 0.2  # seconds between redraws on a terminal
 _SPARSE_INTERVAL = 15.0  # seconds between lines elsewhere
@@ -49,12 +50,16 @@ class Console:
         self._drawn = 0
         self._log: Optional[TextIO] = None
         self.log_path: Optional[Path] = None
+        self.lost = False  # whether a result could not be written; a reader that had enough is none of that
         self._unlogged: list[str] = []
 
     def result(self, text: str) -> None:
         """Print a result."""
         self._note(text)
-        _write(self._stdout, text + "\n")
+        problem = _write(self._stdout, text + "\n")
+        if problem is not None and not isinstance(problem, BrokenPipeError):
+            self.lost = True
+            self.say(f"The result could not be written to standard output: {problem}")
 
     def say(self, line: str) -> None:
         """One remark."""
@@ -164,7 +169,12 @@ class _Bar:
         return line
 
 
-def _write(stream: TextIO, text: str) -> None:
-    with contextlib.suppress(OSError, ValueError):
+def _write(stream: TextIO, text: str) -> Optional[Exception]:
+    """Write at once; what kept it from that, or None."""
+    try:
         stream.write(text)
         stream.flush()
+    except (OSError, ValueError) as error:
+        silence(stream)
+        return error
+    return None
