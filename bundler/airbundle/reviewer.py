@@ -23,7 +23,7 @@ from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.launch import LaunchPlan, SmokeTest
-from airbundle_onsite.contract.manifest import BundleManifest, OuterFile
+from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry, OuterFile
 from airbundle_onsite.contract.profile import GpuProfile
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.render import human_bytes, human_seconds
@@ -120,6 +120,7 @@ def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inven
         models=manifest.models,
         wheels=manifest.wheels,
         images=manifest.images,
+        custom_code=any(entry.custom_code for entry in manifest.models),
         gateway=bool(lock.spec.gateway),
         gpus=any(plan.gpus != "none" for plan in manifest.launch),
         default_root=layout.DEFAULT_ROOT,
@@ -273,13 +274,18 @@ def _question(body: Mapping[str, object]) -> str:
 
 
 def _content_tables(lock: BundleLock, manifest: BundleManifest, inventory: Inventory) -> Iterable[Table]:
+    read = {entry.served_name: entry for entry in manifest.models}
     if lock.models:
         yield Table(
             "models",
             "Models",
             (Column("Model"), Column("Format"), Column("From"), Column("Size", "number"), Column("Licence")),
-            tuple(_model_row(model, inventory) for model in lock.models),
+            tuple(_model_row(model, read.get(model.served_name, model)) for model in lock.models),
         )
+        code = tuple((path, model.served_name) for model in lock.models for path in _code(model, read))
+        if code:
+            columns = (Column("File and origin", "code"), Column("Model"))
+            yield Table("code", "Python code that comes with models and is run by the engine", columns, code)
     for number, model in enumerate(lock.models, 1):
         yield Table(
             f"model-files-{number}",
@@ -310,11 +316,17 @@ def _content_tables(lock: BundleLock, manifest: BundleManifest, inventory: Inven
         )
 
 
-def _model_row(model: LockedModel, inventory: Inventory) -> tuple[str, ...]:
-    kind = ", ".join(filter(None, (model.format, inventory.precision.get(model.served_name, ""))))
+def _model_row(model: LockedModel, read: LockedModel | ModelEntry) -> tuple[str, ...]:
+    role = "" if model.role == "model" else f"\n({model.role})"
     source = f"{model.source}\nrevision {model.revision}" if model.revision else model.source
-    size = sum(file.size for file in model.files)
-    return (model.served_name, kind, source, human_bytes(size), model.license or _UNKNOWN)
+    size = human_bytes(sum(file.size for file in model.files))
+    # A GGUF file's own word for how it is stored begins with the format.
+    stored = read.quantization.removeprefix(model.format).strip() or model.facts.get("dtype", "")
+    return (f"{model.served_name}{role}", f"{model.format} {stored}".strip(), source, size, model.license or _UNKNOWN)
+
+
+def _code(model: LockedModel, read: Mapping[str, ModelEntry]) -> tuple[str, ...]:
+    return read[model.served_name].custom_code if model.served_name in read else model.custom_code
 
 
 def _image_row(image: LockedImage, inventory: Inventory) -> tuple[str, ...]:
@@ -332,6 +344,10 @@ def _wheel_row(wheel: LockedWheel, inventory: Inventory) -> tuple[str, ...]:
     licenses = "\n".join(inventory.licenses.get(wheel.file.path, ())) or _UNKNOWN
     asked = ", ".join("the spec" if name == "spec" else name for name in wheel.requested_by) or "the spec"
     index = "" if wheel.index == "pypi" else f"\nfrom {wheel.index}"
+    if wheel.built_from:
+        index += (
+            f"\nbuilt from {wheel.built_from.get('sdist', 'its source')} {wheel.built_from.get('place', '')}".rstrip()
+        )
     return (
         wheel.name,
         wheel.version,

@@ -30,7 +30,7 @@ from airbundle.contract.lock import BundleLock, LockedImage, LockedModel, Locked
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of, image_purl, model_purl, package_purl, wheel_purl
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry
 from airbundle_onsite.contract.record import encode
 
 _NAMESPACE = uuid.UUID("6d1c3f0a-4f0e-5b8e-9f0b-2f6b7a5c1e4d")
@@ -56,7 +56,7 @@ def render_sbom(lock: BundleLock, manifest: BundleManifest, inventory: Inventory
     edges: Edges = []
     components = [
         *_site_program(manifest, edges),
-        *(_model(model, inventory, edges) for model in lock.models),
+        *_models(lock, manifest, edges),
         *_wheels(lock.wheels, inventory, edges),
     ]
     for image in lock.images:
@@ -129,15 +129,25 @@ def _site_program(manifest: BundleManifest, edges: Edges) -> Iterator[Component]
         )
 
 
-def _model(model: LockedModel, inventory: Inventory, edges: Edges) -> Component:
-    reference = f"model:{model.served_name}"
-    edges.append((_ROOT, reference))
+def _models(lock: BundleLock, manifest: BundleManifest, edges: Edges) -> Iterator[Component]:
+    entries = {entry.served_name: entry for entry in manifest.models}
+    for model in lock.models:
+        edges.append((_ROOT, f"model:{model.served_name}"))
+        yield _model(model, entries.get(model.served_name))
+
+
+def _model(model: LockedModel, entry: ModelEntry | None) -> Component:
+    """A model; the manifest's entry knows what all of its files say, the lock what those at hand said."""
+    reference, read = f"model:{model.served_name}", entry or model
     facts: dict[str, str | int] = {
+        "role": model.role,
         "source": model.source,
         "revision": model.revision,
         "format": model.format,
-        "precision": inventory.precision.get(model.served_name, ""),
-        "architecture": model.facts.get("architecture", ""),
+        "quantization": read.quantization,
+        "dtype": model.facts.get("dtype", ""),
+        "architecture": model.facts.get("architecture") or model.facts.get("architectures", ""),
+        "custom-code": ", ".join(read.custom_code),
         "size": sum(file.size for file in model.files),
     }
     return Component(
@@ -169,7 +179,6 @@ def _wheels(wheels: Sequence[LockedWheel], inventory: Inventory, edges: Edges) -
         # What nothing in the bundle asked for, the spec asked for; or a project that an image brings.
         requesters = {references.get(name, _ROOT) for name in wheel.requested_by} or {_ROOT}
         edges.extend((requester, references[wheel.name]) for requester in requesters)
-        url = wheel.file.origin.get("url")
         yield Component(
             name=wheel.name,
             version=wheel.version,
@@ -178,12 +187,28 @@ def _wheels(wheels: Sequence[LockedWheel], inventory: Inventory, edges: Edges) -
             purl=wheel_purl(wheel),
             hashes=_hashes(wheel.file.sha256),
             licenses=_licenses(inventory.licenses.get(wheel.file.path, ())),
-            external_references=[_reference(ExternalReferenceType.DISTRIBUTION, url)] if url else (),
+            external_references=list(_wheel_origins(wheel)),
             properties=_properties(
-                {"file": wheel.file.path, "size": wheel.file.size, "requested-by": ", ".join(wheel.requested_by)},
+                {
+                    "file": wheel.file.path,
+                    "size": wheel.file.size,
+                    "requested-by": ", ".join(wheel.requested_by),
+                    "built-in": wheel.built_from.get("place", ""),
+                    "built-with": wheel.built_from.get("requirements", ""),
+                },
                 "wheel:",
             ),
         )
+
+
+def _wheel_origins(wheel: LockedWheel) -> Iterator[ExternalReference]:
+    """Where it was fetched, or the source distribution that it was built from."""
+    url, source = wheel.file.origin.get("url"), wheel.built_from
+    if url:
+        yield _reference(ExternalReferenceType.DISTRIBUTION, url)
+    if source:
+        place, name = source.get("url") or source.get("sdist", ""), source.get("sdist")
+        yield _reference(ExternalReferenceType.SOURCE_DISTRIBUTION, place, name, source.get("sha256", ""))
 
 
 def _image(image: LockedImage, found: ImageInventory, edges: Edges) -> Iterator[Component]:
@@ -254,8 +279,10 @@ def _properties(facts: Mapping[str, str | int], prefix: str = "") -> list[Proper
     return [Property(name=f"airbundle:{prefix}{name}", value=str(value)) for name, value in facts.items() if value]
 
 
-def _reference(kind: ExternalReferenceType, url: str, comment: str | None = None) -> ExternalReference:
-    return ExternalReference(type=kind, url=XsUri(url), comment=comment)
+def _reference(
+    kind: ExternalReferenceType, url: str, comment: str | None = None, sha256: str = ""
+) -> ExternalReference:
+    return ExternalReference(type=kind, url=XsUri(url), comment=comment, hashes=_hashes(sha256) if sha256 else ())
 
 
 def _licenses(names: Sequence[str]) -> list[License]:

@@ -1,8 +1,7 @@
-"""What a lock does not say and a reviewer asks: licences of wheels, precision of models, packages in images."""
+"""What a lock does not say and a reviewer asks: licences of wheels, packages in images."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import zipfile
@@ -10,12 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import field
 from email.message import Message
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from airbundle.cache import Cache
-from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedModel, LockedWheel
-from airbundle.gguf import GgufError, read_header
+from airbundle.contract.lock import BundleLock, LockedImage, LockedWheel
 from airbundle.prove.collect import Facts
 from airbundle.prove.facts import LayerFacts
 from airbundle.prove.image import merge_layers
@@ -42,15 +39,6 @@ _SPDX = {
     "The Unlicense (Unlicense)": "Unlicense",
 }
 """Classifiers that stand for exactly one licence. "BSD License" and the like are kept in their own words."""
-
-# Names of llama.cpp's file types (general.file_type); 4 to 6 were given up.
-_GGUF_TYPES = {
-    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
-    **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
-    **{19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS", 23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL"},
-    **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
-    **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE"},
-}
 
 
 @record
@@ -89,13 +77,10 @@ class Inventory:
 
     Attributes:
         licenses: by the wheel's file name, what its publisher declares: one SPDX expression, or licences in words.
-        precision: by the model's served name, quantisation or data type of its weights, such as ``Q4_K_M``,
-            ``gptq, 4 bits`` or ``bfloat16``; empty when nothing says it.
         images: by name.
     """
 
     licenses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    precision: Mapping[str, str] = field(default_factory=dict)
     images: Mapping[str, ImageInventory] = field(default_factory=dict)
 
 
@@ -114,7 +99,6 @@ def take_inventory(lock: BundleLock, cache: Cache) -> Inventory:
         read = dict(zip(layers, pool.map(lambda layer: _layer(facts, layer), layers.values()), strict=True))
     return Inventory(
         licenses={wheel.file.path: _wheel_licenses(wheel, cache) for wheel in lock.wheels},
-        precision={model.served_name: _precision(model, cache) for model in lock.models},
         images={image.name: _image(image, [read[layer.digest] for layer in image.layers]) for image in lock.images},
     )
 
@@ -176,46 +160,3 @@ def _classified(classifiers: Iterable[object]) -> tuple[str, ...]:
     lines = [str(line).strip() for line in classifiers]
     names = [line.rpartition(" :: ")[2] for line in lines if line.startswith(_CLASSIFIER)]
     return tuple(dict.fromkeys(_SPDX.get(name, name) for name in names if name != "OSI Approved"))
-
-
-# --- models -----------------------------------------------------------------------------------------------
-
-
-def _precision(model: LockedModel, cache: Cache) -> str:
-    files = {file.path: file for file in model.files}
-    if model.format == "gguf":
-        return _gguf_precision(files.get(model.entry), cache)
-    return _config_precision(files.get("config.json"), cache)
-
-
-def _gguf_precision(entry: LockedFile | None, cache: Cache) -> str:
-    if entry is None:
-        return ""
-    try:
-        kind = read_header(cache.path(entry.sha256)).metadata.get("general.file_type")
-    except GgufError:
-        return ""  # judged where models are proven
-    return _GGUF_TYPES.get(kind, "") if isinstance(kind, int) else ""
-
-
-def _config_precision(config: LockedFile | None, cache: Cache) -> str:
-    """As a configuration says it; multimodal ones say it of their language model."""
-    if config is None:
-        return ""
-    found = _json(cache.path(config.sha256))
-    text = found.get("text_config")
-    inner: Mapping[str, Any] = text if isinstance(text, dict) else {}
-    quantized = found.get("quantization_config") or inner.get("quantization_config")
-    if isinstance(quantized, dict):
-        bits = quantized.get("bits") or quantized.get("w_bit")
-        words = [str(quantized.get(key)) for key in ("quant_method", "quant_algo", "fmt") if quantized.get(key)]
-        return ", ".join([*words, *([f"{bits} bits"] if bits else [])])
-    return str(found.get("dtype") or found.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype") or "")
-
-
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError):
-        return {}  # judged where models are proven
-    return found if isinstance(found, dict) else {}
