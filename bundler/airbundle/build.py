@@ -14,11 +14,11 @@ from airbundle.assemble import PayloadPlan, plan_payload, write_payload
 from airbundle.cache import Cache
 from airbundle.contents import Contents, collect, lock_document
 from airbundle.contract.lock import BundleLock
+from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.reviewer import review_files
 from airbundle.sbom.inventory import Inventory, take_inventory
 from airbundle.smoketests import smoke_tests
-from airbundle.weights import prove_model
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import (
@@ -68,6 +68,7 @@ def build(
     environ: Mapping[str, str],
     talk: Talk,
     replace: bool = False,
+    examine: Callable[[Path], Mapping[str, bytes]] | None = None,
 ) -> Built:
     """Assemble a bundle from a lock whose files are all in the cache.
 
@@ -79,14 +80,15 @@ def build(
         environ: for SOURCE_DATE_EPOCH.
         talk: progress.
         replace: whether a bundle of that name may be replaced (once the new one is whole).
+        examine: called with the directory of the whole bundle before that gets its name; the files it returns, by
+            name, go beside the parts. What it raises keeps the bundle from appearing.
 
     Raises:
         UsageError: the bundle exists, or the output is too small.
         FetchError: a file is missing from the cache, or a model is not whole.
     """
     _require_cached(lock, cache)
-    for model in lock.models:
-        prove_model(model, cache)
+    lock = prove_models(lock, cache, talk)
     final = output / f"{lock.spec.bundle.name}-{lock.spec.bundle.version}"
     if final.exists() and not replace:
         raise UsageError(f"{final} exists already", remedy="give the bundle a new version, or replace it with --force")
@@ -104,6 +106,8 @@ def build(
     partial.mkdir()
     try:
         manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk)
+        if examine is not None:
+            manifest = _add_beside(partial, manifest, examine(partial))
         _publish(partial, final)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
@@ -147,9 +151,25 @@ def _write(
     outer = {**render_outer(draft), layout.ONSITE: onsite_pyz(created)}
     outer |= review_files(lock, dataclasses.replace(draft, outer=_outer_entries(outer)), inventory)
     manifest = _manifest(lock, contents, payload_plan, payload, plans, created, _outer_entries(outer))
-    for name, data in (*sorted(outer.items()), (layout.MANIFEST, encode(manifest))):
+    for name, data in sorted(outer.items()):
         _write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)
-    _write_synced(directory / layout.CHECKSUMS, checksums(manifest, encode(manifest)), 0o644)
+    _write_manifest(directory, manifest)
+    return manifest
+
+
+def _write_manifest(directory: Path, manifest: BundleManifest) -> None:
+    data = encode(manifest)
+    _write_synced(directory / layout.MANIFEST, data, 0o644)
+    _write_synced(directory / layout.CHECKSUMS, checksums(manifest, data), 0o644)
+
+
+def _add_beside(directory: Path, manifest: BundleManifest, files: Mapping[str, bytes]) -> BundleManifest:
+    """Put more files beside the parts, which stay as they are."""
+    for name, data in files.items():
+        _write_synced(directory / name, data, 0o644)
+    outer = sorted((*manifest.outer, *_outer_entries(files)), key=lambda item: item.name)
+    manifest = dataclasses.replace(manifest, outer=tuple(outer))
+    _write_manifest(directory, manifest)
     return manifest
 
 

@@ -23,6 +23,7 @@ from airbundle.data import data_dir
 from airbundle.fetch import fetch_all
 from airbundle.inspection import manifest_text
 from airbundle.planview import plan_build, plan_text
+from airbundle.rehearse import run as rehearsal
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult, exit_code
@@ -153,6 +154,7 @@ def plan(
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
 @click.option("--part-size", type=_size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name and version.")
+@click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @_common
 def build_command(
@@ -162,6 +164,7 @@ def build_command(
     output: Path,
     part_size: int,
     force: bool,
+    rehearsed: bool,
     dry_run: bool,
     cache: Path | None,
     quiet: bool,
@@ -174,7 +177,7 @@ def build_command(
         planned = plan_build(made, app.cache, part_size)
         app.result(plan_text(planned), planned)
         return
-    built = _build(app, made, spec_path, output, part_size, force)
+    built = _build(app, made, spec_path, output, part_size, force, rehearsed)
     app.result(_built_text(built), {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest})
 
 
@@ -199,6 +202,32 @@ def verify(bundle: Path, strict: bool, cache: Path | None, quiet: bool, as_json:
     if trusted is not None:
         checks = [*checks, *check_parts(trusted, app.console)]
     _finish(app, checks, ExitCode.INTEGRITY, strict)
+
+
+@cli.command("rehearse")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--allow", multiple=True, metavar="NAME", help="A name or address that may be asked for (* for any).")
+@click.option("--watch", type=click.FloatRange(0), default=rehearsal.WATCH_SECONDS, help="Seconds to listen when idle.")
+@click.option("--dir", "directory", type=click.Path(), default="", help="Where to install meanwhile (beside BUNDLE).")
+@_common
+def rehearse_command(
+    bundle: Path,
+    allow: Sequence[str],
+    watch: float,
+    directory: str,
+    cache: Path | None,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run BUNDLE's own installer here with no network but a sinkhole, and report what asked for what."""
+    app = _app(cache, quiet, as_json)
+    settings = rehearsal.Settings(tuple(allow), watch, directory)
+    report = rehearsal.rehearse(bundle, settings, runner=SystemRunner(), environ=os.environ, talk=app.console)
+    app.result(rehearsal.report_text(report), report)
+    failure = rehearsal.failure(report)
+    if failure is not None:
+        click.echo("\n".join(failure.lines()), err=True)
+        raise click.exceptions.Exit(int(failure.exit_code))
 
 
 @cli.group("profiles", invoke_without_command=True)
@@ -313,10 +342,26 @@ def _fresh_lock(app: App, spec_path: Path, lock_path: Path | None, overrides: Se
     return _make_lock(app, wanted, spec_path, target)
 
 
-def _build(app: App, made: BundleLock, spec_path: Path, output: Path, part_size: int, force: bool) -> Built:
+def _build(
+    app: App, made: BundleLock, spec_path: Path, output: Path, part_size: int, force: bool, rehearsed: bool = False
+) -> Built:
     context = app.context(spec_path.absolute().parent)
     fetch_all(made.items(), lambda scheme: sources.create(scheme, context), app.cache, app.console)
-    return build(made, app.cache, output, part_size=part_size, environ=os.environ, talk=app.console, replace=force)
+    examine = (
+        rehearsal.examiner(rehearsal.Settings(), runner=context.runner, environ=os.environ, talk=app.console)
+        if rehearsed
+        else None
+    )
+    return build(
+        made,
+        app.cache,
+        output,
+        part_size=part_size,
+        environ=os.environ,
+        talk=app.console,
+        replace=force,
+        examine=examine,
+    )
 
 
 def _built_text(built: Built) -> str:

@@ -10,23 +10,25 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from airbundle.contract.lock import BundleLock
 from airbundle.demo import free_port
 from airbundle.rehearse import attempts, payload, room
 from airbundle.rehearse.notebook import Notebook
-from airbundle.rehearse.report import REPORT_VERSION, RehearsalFailed, RehearsalReport
+from airbundle.rehearse.report import REPORT_FILE, REPORT_VERSION, RehearsalFailed, RehearsalReport, report_text
 from airbundle.rehearse.signals import interruptible, shielded
 from airbundle.rehearse.site import Place
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.contract.record import decode_json, record
+from airbundle_onsite.contract.record import decode_json, encode, record
 from airbundle_onsite.errors import ContractError, UsageError
 from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Runner, Talk
 from airbundle_onsite.verify.bundle import trust
+
+__all__ = ["WATCH_SECONDS", "Settings", "examiner", "failure", "rehearse", "report_text"]
 
 WATCH_SECONDS = 5.0
 _LOCK = f"{layout.CONFIG}/bundle.lock.json"
@@ -108,10 +110,29 @@ def rehearse(
     )
 
 
-def require_passed(report: RehearsalReport) -> None:
-    """Raise RehearsalFailed, naming who asked for what and the cure, unless the rehearsal passed."""
-    if not report.passed:
-        raise RehearsalFailed(report, attempts.cures(report.offending))
+def failure(report: RehearsalReport) -> RehearsalFailed | None:
+    """The error that names who asked for what, and the cure; None when the rehearsal passed."""
+    return None if report.passed else RehearsalFailed(report, attempts.cures(report.offending))
+
+
+def examiner(
+    settings: Settings, *, runner: Runner, environ: Mapping[str, str], talk: Talk
+) -> Callable[[Path], Mapping[str, bytes]]:
+    """For `airbundle.build.build`: rehearses the bundle there, and gives the report to put beside it.
+
+    The function returned raises RehearsalFailed when the bundle must not leave.
+    """
+
+    def examine(bundle: Path) -> Mapping[str, bytes]:
+        report = rehearse(bundle, settings, runner=runner, environ=environ, talk=talk)
+        failed = failure(report)
+        if failed is not None:
+            raise failed
+        for line in report_text(report).splitlines():
+            talk.say(line)
+        return {REPORT_FILE: encode(report)}
+
+    return examine
 
 
 def allowed_by_spec(bundle: Path, manifest: BundleManifest) -> tuple[str, ...]:
