@@ -39,6 +39,7 @@ class FileServer:
         pause: seconds to wait after each piece of a body.
         ranges: whether ranges are served at all.
         resumed_by: If-Range headers that came.
+        authorized: Authorization headers that came.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
@@ -48,6 +49,7 @@ class FileServer:
     pause: float = 0
     ranges: bool = True
     resumed_by: list[str] = field(default_factory=list)
+    authorized: list[str] = field(default_factory=list)
 
     def sent(self, name: str) -> int:
         """Bytes of a file sent so far, over all answers."""
@@ -78,6 +80,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         state, name = self.state, self.path.partition("?")[0].lstrip("/")
+        if self.headers.get("Authorization"):
+            state.authorized.append(str(self.headers["Authorization"]))
         planned = state.spoils.get(name) or []
         spoil = planned.pop(0) if planned else Spoil("none")
         if name not in state.files or spoil.kind in ("status", "gone"):

@@ -25,6 +25,7 @@ PACKAGES = {
     "mkfs.vfat": "dosfstools",
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
+    "openssl": "openssl",
     "setpriv": "util-linux",
     "shellcheck": "shellcheck",
     "skopeo": "skopeo",

@@ -33,22 +33,27 @@ http: {{addr: 127.0.0.1:{port}}}
 
 @dataclass(frozen=True)
 class Registry:
-    """A running registry without authentication or TLS.
+    """A running registry without TLS.
 
     Attributes:
         host: ``127.0.0.1:port``, as it stands in image references.
         storage: its directory; blobs in it may be damaged by tests of faults.
+        login: ``user:password`` it wants; empty for none, and only then do `digest` and `tags` work and `push` tell.
     """
 
     host: str
     storage: Path
+    login: str = ""
 
-    def push(self, image: ImageArchive, name: str) -> str:
+    def push(self, image: ImageArchive, name: str, *options: str) -> str:
         """Push under ``repository:tag``; returns ``host/repository@sha256:…`` as the registry serves it."""
-        done = skopeo("copy", "--dest-tls-verify=false", f"oci-archive:{image.path}", f"docker://{self.host}/{name}")
+        words = ["--dest-tls-verify=false", *options, *(["--dest-creds", self.login] if self.login else [])]
+        done = skopeo("copy", *words, f"oci-archive:{image.path}", f"docker://{self.host}/{name}")
         if done.returncode != 0:
             raise RuntimeError(f"push of {name}: {done.stderr}")
         repository, _, tag = name.partition(":")
+        if self.login:
+            return ""
         return f"{self.host}/{repository}@{self.digest(repository, tag or 'latest')}"
 
     def digest(self, repository: str, tag: str) -> str:
@@ -74,18 +79,24 @@ def skopeo(*words: str, timeout: float = 300) -> subprocess.CompletedProcess[str
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Registry]:
-    """A registry with its storage in this directory; ended, and its storage removed, on leaving."""
+def running(directory: Path, *, access: str = "", login: str = "") -> Iterator[Registry]:
+    """A registry with its storage in this directory; ended, and its storage removed, on leaving.
+
+    Args:
+        directory: for its storage, configuration and log.
+        access: the ``auth`` section of its configuration.
+        login: ``user:password`` that the section lets in.
+    """
     need.need("registry")
     storage, port = directory / "storage", free_port()
     storage.mkdir(parents=True)
     configuration = directory / "registry.yml"
-    configuration.write_text(CONFIGURATION.format(storage=storage, port=port))
+    configuration.write_text(CONFIGURATION.format(storage=storage, port=port) + access)
     argv = [need.program("docker-registry"), "serve", str(configuration)]
     daemon = Daemon(argv, directory / "registry.log", env={"OTEL_TRACES_EXPORTER": "none"})
     try:
         wait_until(lambda: port_open(port), 20, "docker-registry", process=daemon)
-        yield Registry(f"127.0.0.1:{port}", storage)
+        yield Registry(f"127.0.0.1:{port}", storage, login)
     finally:
         daemon.stop()
         shutil.rmtree(storage, ignore_errors=True)
