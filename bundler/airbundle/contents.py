@@ -243,6 +243,10 @@ def _model_entry(model: LockedModel) -> ModelEntry:
         size=sum(file.size for file in model.files),
         entry=model.entry,
         license=model.license,
+        role=model.role,
+        quantization=model.quantization,
+        chat_template=model.chat_template,
+        custom_code=model.custom_code,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -129,6 +130,15 @@ def closure(wanted: set[str], sources: Mapping[str, bytes]) -> tuple[tuple[str, 
         except ValueError as error:
             problems[f"{name}: {error}"] = None
     return tuple(sorted(files)), tuple(problems)
+
+
+def parsed(text: str) -> Mapping[str, Any]:
+    """A JSON object; an empty one for anything else."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, Mapping) else {}
 
 
 def localized(document: bytes, repositories: set[str]) -> bytes:

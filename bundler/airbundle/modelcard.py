@@ -65,6 +65,14 @@ def from_gguf(header: GgufHeader) -> dict[str, Any]:
     }
 
 
+def model_facts(model: LockedModel, cache: Cache) -> Mapping[str, str]:
+    """`Card.facts` of a locked model; none when the file that is served is not at hand. Raises FetchError."""
+    files = at_hand(model, cache)
+    if model.entry and model.entry not in files:
+        return {}
+    return read_card([file.path for file in model.files], files, model.entry).facts
+
+
 def read_card(names: Iterable[str], files: Mapping[str, Path], entry: str = "") -> Card:
     """Read it.
 
@@ -117,15 +125,14 @@ def _gguf_card(names: tuple[str, ...], files: Mapping[str, Path], entry: str) ->
     except GgufError as error:
         raise FetchError(f"{entry}: {error}", remedy="see that the source holds a whole GGUF file") from error
     given = from_gguf(header)
-    kind = str(header.metadata.get("general.type", ""))
     return Card(
         names,
         config=True,
         quantization=given["quantization"],
-        tokenizer="GGUF" if header.metadata.get("tokenizer.ggml.model") else "",
+        tokenizer="GGUF" if header.metadata.get("tokenizer.ggml.tokens") else "",
         chat_template="GGUF" if given["chat_template"] else "",
         generation_config=True,
-        facts={**given["facts"], **({"type": kind} if kind else {})},
+        facts=given["facts"],
     )
 
 

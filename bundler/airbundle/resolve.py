@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -10,15 +11,16 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from airbundle import __version__, profiles, sources, wheels
-from airbundle.cache import Cache
-from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage, LockedModel
+from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage
 from airbundle.contract.spec import BundleSpec
-from airbundle.gguf import GgufError, read_header
+from airbundle.lockmodels import lock_model, wanted_models
+from airbundle.modelchecks import use_of
+from airbundle.modelproof import complete
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.profile import HardwareProfile
@@ -55,13 +57,15 @@ def lock(
     """
     gather = _Gather()
     target = gather.of(lambda: _profile(spec, context))
-    models, image = gather.of(lambda: _lock_model(spec, context)), gather.of(lambda: _lock_image(spec, target, context))
+    wanted = wanted_models(spec, use_of(spec))
+    models = [gather.of(functools.partial(lock_model, each, context)) for each in wanted]
+    image = gather.of(lambda: _lock_image(spec, target, context))
     found = None
     if spec.wheels is not None and target is not None and (image is not None or spec.wheels.resolve == "host"):
         resolver = resolve_wheels or _lock_wheels
         found = gather.of(lambda: resolver(spec, target, image, context))
     gather.end()
-    assert target is not None and models is not None
+    assert target is not None
     now = int(context.environ("SOURCE_DATE_EPOCH") or clock.now())
     made = BundleLock(
         lock_version=LOCK_VERSION,
@@ -70,12 +74,12 @@ def lock(
         spec=spec,
         spec_sha256=spec_digest(spec),
         profile=target,
-        models=(models,),
+        models=tuple(model for model in models if model is not None),
         wheels=found[0] if found else (),
         wheel_settings=found[1] if found else None,
         images=(image,) if image else (),
     )
-    return _settle(made, now, previous)
+    return _settle(complete(made, context), now, previous)
 
 
 def is_stale(made: BundleLock, spec: BundleSpec) -> bool:
@@ -166,12 +170,6 @@ def _profile(spec: BundleSpec, context: SourceContext) -> HardwareProfile:
     return profiles.from_fingerprint(decode_json(Fingerprint, data, str(path)))
 
 
-def _lock_model(spec: BundleSpec, context: SourceContext) -> LockedModel:
-    scheme = spec.model.source.partition(":")[0]
-    made = sources.create(scheme, context).lock_model(spec.model)
-    return dataclasses.replace(made, facts=model_facts(made, context.cache))
-
-
 def _lock_image(spec: BundleSpec, target: HardwareProfile | None, context: SourceContext) -> LockedImage | None:
     if spec.image is None:
         return None
@@ -197,27 +195,6 @@ def _lock_wheels(
         sources.create(item.origin["source"], context).fetch(item, advance)
 
     return wheels.resolve_image(spec.wheels, image, fetch, target, context)
-
-
-def model_facts(model: LockedModel, cache: Cache) -> Mapping[str, str]:
-    """What the header of a GGUF model says about its shape, without the tokenizer; empty when it is not at hand.
-
-    The keys are GGUF's own without the architecture's name, and ``vocabulary``; several numbers are joined by commas.
-    """
-    entry = next((file for file in model.files if file.path == model.entry), None)
-    if model.format != "gguf" or entry is None or not cache.has(entry.sha256, entry.size):
-        return {}
-    try:
-        metadata = read_header(cache.path(entry.sha256)).metadata
-    except GgufError as error:
-        raise FetchError(f"{entry.path}: {error}", remedy="see that the source holds a whole GGUF file") from error
-    architecture = str(metadata.get("general.architecture", ""))
-    facts = {
-        key.removeprefix(f"{architecture}."): ",".join(map(str, value if isinstance(value, tuple) else (value,)))
-        for key, value in metadata.items()
-        if key.startswith(f"{architecture}.")
-    }
-    return {**facts, "architecture": architecture, "vocabulary": str(metadata.get("tokenizer.ggml.tokens", 0))}
 
 
 def _settle(made: BundleLock, now: int, previous: BundleLock | None) -> BundleLock:

@@ -28,7 +28,7 @@ from airbundle.contract.lock import (
     WheelSettings,
 )
 from airbundle.data import data_dir
-from airbundle.resolve import model_facts
+from airbundle.modelcard import model_facts
 from airbundle.smoketests import smoke_tests
 from airbundle.spec import load_spec
 from airbundle_onsite.contract.launch import fill

@@ -23,7 +23,8 @@ from airbundle.contract.spec import (
     TargetTable,
     WheelsTable,
 )
-from airbundle.resolve import is_stale, lock, model_facts, read_lock, write_lock
+from airbundle.modelcard import model_facts
+from airbundle.resolve import is_stale, lock, read_lock, write_lock
 from airbundle.smoketests import smoke_tests
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.profile import HardwareProfile
