@@ -235,7 +235,8 @@ class _Flusher(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self._queue: queue.Queue[tuple[io.FileIO, bool] | None] = queue.Queue()
+        # Bounded: every part in it is an open file, and a slow disk must not use all that a process may have.
+        self._queue: queue.Queue[tuple[io.FileIO, bool] | None] = queue.Queue(maxsize=64)
         self._error: OSError | None = None
 
     def put(self, file: io.FileIO, *, last: bool) -> None:

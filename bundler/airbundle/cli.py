@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -29,13 +30,14 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult, exit_code
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.record import decode_json, record
-from airbundle_onsite.errors import AirbundleError, ExitCode, UsageError
+from airbundle_onsite.errors import AirbundleError, ContractError, ExitCode, UsageError
 from airbundle_onsite.render import checks_text, error_plain, human_bytes, json_text
 from airbundle_onsite.system import SystemClock, SystemRunner
 from airbundle_onsite.verify.bundle import structure_checks, trust
 from airbundle_onsite.verify.parts import check_parts
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SMALLEST_PART = 1_000_000
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -61,7 +63,10 @@ def _size(text: str) -> int:
     found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text)
     if not found or found[2].upper() not in _UNITS:
         raise click.BadParameter(f"{text!r} is not a size like 4GB, 64MiB or 0")
-    return int(found[1]) * _UNITS[found[2].upper()]
+    size = int(found[1]) * _UNITS[found[2].upper()]
+    if 0 < size < _SMALLEST_PART:
+        raise click.BadParameter(f"{text!r} is {size} bytes; needed 1 MB or more, or 0 for one part")
+    return size
 
 
 def _common(command: _F) -> _F:
@@ -101,31 +106,49 @@ def init(path: Path, kind: str, cache: Path | None, quiet: bool, as_json: bool) 
     app = _app(cache, quiet, as_json)
     if path.exists():
         raise UsageError(f"{path} exists already", remedy="name another file")
-    path.write_text(spec.starter_spec(kind), encoding="utf-8")
+    try:
+        path.write_text(spec.starter_spec(kind), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="name a file that can be written") from error
     app.result(f"{path} written: edit it, then run `airbundle plan {path}`", {"spec": str(path)})
 
 
 @cli.command()
 @_spec_options
+@click.option("--upgrade", "names", multiple=True, metavar="NAME", help="Let this wheel move to a newer version.")
+@click.option("--upgrade-all", is_flag=True, help="Let every wheel move to a newer version.")
 @_common
 def lock(
     spec_path: Path,
     lock_path: Path | None,
     overrides: Sequence[str],
+    names: Sequence[str],
+    upgrade_all: bool,
     cache: Path | None,
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Pin everything SPEC names: tags to digests, branches to commits, requirements to hashed wheels."""
+    """Pin everything SPEC names: tags to digests, branches to commits, requirements to hashed wheels.
+
+    Wheels of an earlier lock keep their versions where the spec still allows them.
+    """
     app = _app(cache, quiet, as_json)
     wanted = spec.load_spec(spec_path, overrides)
     target = lock_path or _lock_path(spec_path)
-    made = _make_lock(app, wanted, spec_path, target)
+    before = resolve.read_lock(target) if target.exists() else None
+    made = _make_lock(app, wanted, spec_path, target, None if upgrade_all else names)
+    moved = resolve.moved_wheels(before, made)
+    size, wheels = sum(item.size for item in made.items()), sum(wheel.file.size for wheel in made.wheels)
     counts = f"{len(made.models)} model(s), {len(made.images)} image(s), {len(made.wheels)} wheel(s)"
-    size = sum(item.size for item in made.items())
+    told = f" of {human_bytes(wheels)}" if made.wheels else ""
     app.result(
-        f"{target} written: {counts}, {human_bytes(size)}",
-        {"lock": str(target), "files": len(made.items()), "size": size},
+        "\n".join([f"{target} written: {counts}{told}, {human_bytes(size)} in all", *moved]),
+        {
+            "lock": str(target),
+            "files": len(made.items()),
+            "size": size,
+            "wheels": {"count": len(made.wheels), "size": wheels, "moved": moved},
+        },
     )
 
 
@@ -231,13 +254,14 @@ def rehearse_command(
 
 
 @cli.group("profiles", invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 @click.pass_context
-def profiles_group(context: click.Context) -> None:
+def profiles_group(context: click.Context, as_json: bool) -> None:
     """List hardware profiles, show one, or match a site's fingerprint against them."""
     if context.invoked_subcommand is None:
-        app = _app(None, False, False)
-        rows = [f"{profile.id:22} {profile.title}" for profile in profiles.all_profiles()]
-        app.result("\n".join(rows), None)
+        listed = profiles.all_profiles()
+        rows = [f"{profile.id:22} {profile.title}" for profile in listed]
+        _app(None, False, as_json).result("\n".join(rows), [{"id": each.id, "title": each.title} for each in listed])
 
 
 @profiles_group.command("show")
@@ -256,7 +280,11 @@ def profiles_show(profile_id: str | None, cache: Path | None, quiet: bool, as_js
 def profiles_match(fingerprint: Path, cache: Path | None, quiet: bool, as_json: bool) -> None:
     """Compare the site's FINGERPRINT with every profile, best first."""
     app = _app(cache, quiet, as_json)
-    facts = decode_json(Fingerprint, _read(fingerprint), str(fingerprint))
+    try:
+        facts = decode_json(Fingerprint, _read(fingerprint), str(fingerprint))
+    except ContractError as error:
+        remedy = "give the file that `bash install.sh --fingerprint FILE` wrote at the site"
+        raise UsageError(f"{fingerprint} is no fingerprint", details=error.problems, remedy=remedy) from error
     matches = profiles.match_fingerprint(facts)
     best, checks = matches[0]
     others = ", ".join(profile.id for profile, _ in matches[1:4])
@@ -322,10 +350,16 @@ def _lock_path(spec_path: Path) -> Path:
     return spec_path.with_name(f"{spec_path.stem}.lock.json")
 
 
-def _make_lock(app: App, wanted: BundleSpec, spec_path: Path, target: Path) -> BundleLock:
+def _make_lock(
+    app: App, wanted: BundleSpec, spec_path: Path, target: Path, upgrade: resolve.Upgrade = resolve.NONE
+) -> BundleLock:
     previous = resolve.read_lock(target) if target.exists() else None
     made = resolve.lock(
-        wanted, context=app.context(spec_path.absolute().parent), clock=SystemClock(), previous=previous
+        wanted,
+        context=app.context(spec_path.absolute().parent),
+        clock=SystemClock(),
+        previous=previous,
+        upgrade=upgrade,
     )
     resolve.write_lock(made, target)
     return made
@@ -387,32 +421,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as stop:
         return int(stop.exit_code)
     except click.ClickException as error:
+        if "--json" in arguments:
+            click.echo(json_text(error_plain(UsageError(error.format_message(), remedy="--help lists every option"))))
         error.show()
         return int(ExitCode.USAGE)
     except (click.Abort, KeyboardInterrupt):
         click.echo("Stopped. What was fetched whole is kept; run the same command to go on.", err=True)
         return int(ExitCode.UNEXPECTED)
     except AirbundleError as error:
-        if "--json" in arguments:
-            click.echo(json_text(error_plain(error)))
-        click.echo("\n".join(error.lines()), err=True)
-        return int(error.exit_code)
+        return _report(error, arguments)
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _silence_stdout()
         return int(ExitCode.UNEXPECTED)
+    except OSError as error:
+        if error.filename is None and error.errno == errno.ENOSPC:
+            _silence_stdout()  # a result that a full disk has no room for
+        return _report(_refused(error), arguments)
     except Exception as error:  # noqa: BLE001 - the one place where a bug becomes a message and a log
-        log = _write_crash_log()
-        click.echo(f"Unexpected {type(error).__name__}: {error}\n  What to do: report it with {log}", err=True)
-        return int(ExitCode.UNEXPECTED)
+        return _report(_bug(error), arguments)
     return int(code) if isinstance(code, int) else 0
 
 
-def _write_crash_log() -> Path:
-    directory = default_root() / "logs"
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"crash-{time.strftime('%Y%m%dT%H%M%S')}.log"
-    path.write_text(traceback.format_exc(), encoding="utf-8")
-    return path
+def _silence_stdout() -> None:
+    """Lead it nowhere, so that what it still holds does not fail once more at the end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: AirbundleError, arguments: Sequence[str]) -> int:
+    if "--json" in arguments:
+        click.echo(json_text(error_plain(error)))
+    click.echo("\n".join(error.lines()), err=True)
+    return int(error.exit_code)
+
+
+def _refused(error: OSError) -> AirbundleError:
+    """What the operating system would not do, as an error with a cure where there is a usual one."""
+    cures = {
+        errno.ENOSPC: "free some space, or choose another disk with -o or --cache; what was fetched whole is kept",
+        errno.EDQUOT: "free some space, or choose another disk with -o or --cache; what was fetched whole is kept",
+        errno.EACCES: "choose a directory of your own with -o or --cache, or correct its owner",
+        errno.EPERM: "choose a directory of your own with -o or --cache, or correct its owner",
+        errno.EROFS: "choose a directory that can be written with -o or --cache",
+        errno.EMFILE: "allow more open files: ulimit -n 4096",
+    }
+    place = f"{error.filename}: " if error.filename else ""
+    remedy = cures.get(error.errno or 0, "correct that, and run the same command again")
+    return AirbundleError(f"the system refused: {place}{error.strerror or error}", remedy=remedy)
+
+
+def _bug(error: Exception) -> AirbundleError:
+    summary = f"unexpected {type(error).__name__}: {error}"
+    path = default_root() / "logs" / f"crash-{time.strftime('%Y%m%dT%H%M%S')}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(traceback.format_exc(), encoding="utf-8")
+    except OSError:
+        return AirbundleError(summary, remedy="report it", details=traceback.format_exc().splitlines()[-8:])
+    return AirbundleError(summary, remedy=f"report it with {path}")
 
 
 if __name__ == "__main__":

@@ -38,12 +38,21 @@ def load_spec(path: Path, overrides: Sequence[str] = ()) -> BundleSpec:
             and key, and what was probably meant.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: {error}", remedy="name a TOML file; `airbundle init` writes a first one") from error
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{path}: {error.strerror}", remedy="name a TOML file; `airbundle init` writes a first one"
+        ) from error
+    try:
+        text = data.decode("utf-8-sig")  # some editors put a mark before the first line
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(
+            f"{path}:{line}: found the byte 0x{data[error.start]:02x}, needed UTF-8", remedy="save the file as UTF-8"
+        ) from error
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not valid TOML: {error}", remedy="correct that place and try again") from error
     overridden = {_override(raw, override): override for override in overrides}
     try:
