@@ -25,8 +25,8 @@ from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.system import Completed
 
 # Where the installer mounts things in a container, too.
-_MODEL, _CONFIG, _SITE, _STATE, _WHEELS = (
-    f"/airbundle/{name}" for name in ("model", "config", "site", "state", "wheels")
+_MODEL, _MODELS, _CONFIG, _SITE, _STATE, _WHEELS = (
+    f"/airbundle/{name}" for name in ("model", "models", "config", "site", "state", "wheels")
 )
 _INSTALL_SECONDS = 3600
 _TAIL = 30
@@ -108,6 +108,7 @@ class _Tried:
             "python": "python3",
             "site": _SITE,
             "model": _MODEL,
+            "models": _MODELS,
             "config": _CONFIG,
             "state": _STATE,
             "host": "0.0.0.0",

@@ -101,7 +101,7 @@ def _parse_ipv4(data: bytes) -> Packet | None:
     header = (data[0] & 15) * 4
     (total,) = struct.unpack_from("!H", data, 2)
     (fragment,) = struct.unpack_from("!H", data, 6)
-    if data[0] >> 4 != 4 or header < 20 or fragment & 0x1FFF:  # a later fragment tells nothing new
+    if data[0] >> 4 != 4 or header < 20 or total > len(data) or fragment & 0x1FFF:  # a later fragment tells nothing new
         return None
     # A length of 0 is a segment bigger than its field can say, before the network card would cut it up.
     return _parse_upper(data[9], data[12:16], data[16:20], data[header : total or len(data)])
@@ -111,6 +111,8 @@ def _parse_ipv6(data: bytes) -> Packet | None:
     if data[0] >> 4 != 6 or len(data) < 40:
         return None
     (length,) = struct.unpack_from("!H", data, 4)
+    if 40 + length > len(data):
+        return None
     return _parse_upper(data[6], data[8:24], data[24:40], data[40 : 40 + length if length else len(data)])
 
 

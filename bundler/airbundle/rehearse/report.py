@@ -170,7 +170,7 @@ def report_text(report: RehearsalReport) -> str:
         if step.status == "fail":
             lines.extend(f"         | {line}" for line in step.evidence)
         for check in step.checks:
-            if check.status in ("warn", "fail"):
+            if step.status != "skip" and check.status in ("warn", "fail"):
                 lines.append(f"         {_MARKS[check.status]} {check.summary}")
     lines.extend(f"[FAIL] reached for {attempt.line()}" for attempt in report.offending)
     lines.extend(

@@ -170,7 +170,7 @@ class SiteHalf:
         refused = [_needed(check) for check in checks if check.status == "fail"]
         if done.code != 0 and not refused:
             refused = [_failure(found, done)[0]]
-        summary = "this machine can run it" if not refused else f"not on this machine: {'; '.join(refused)}"
+        summary = "this machine can run it" if not refused else "this machine cannot run it"
         status: Status = "skip" if refused else _worst(checks)
         shown = self._shown(argv)
         self._recorder.done(Step("preflight", status, summary, seconds, shown, exit_code=done.code, checks=checks))

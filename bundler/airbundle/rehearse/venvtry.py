@@ -103,6 +103,7 @@ def _values(plan: LaunchPlan, directory: Path, port: int) -> dict[str, str]:
         "python": str(directory / "venv" / "bin" / "python"),
         "site": str(found[0] if found else directory),
         "model": str(directory / layout.model_path(plan.model)),
+        "models": str(directory / layout.MODELS),
         "config": str(directory / layout.CONFIG),
         "state": str(directory / "state"),
         "host": "127.0.0.1",
