@@ -13,7 +13,7 @@ from airbundle import __version__, engines
 from airbundle.assemble import PayloadPlan, plan_payload, write_payload
 from airbundle.cache import Cache
 from airbundle.contents import Contents, collect, lock_document
-from airbundle.contract.lock import BundleLock
+from airbundle.contract.lock import BundleLock, LockedImage
 from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.reviewer import review_files
@@ -94,6 +94,7 @@ def build(
         raise UsageError(f"{final} exists already", remedy="give the bundle a new version, or replace it with --force")
     engine = engines.create(lock.spec.engine.name)
     plans = engine.plans(lock)
+    require_images(plans, lock.images)
     config = {LOCK_FILE: lock_document(lock), **engine.config_files(lock)}
     contents = collect(lock, cache, config)
     inventory = take_inventory(lock, cache)
@@ -122,6 +123,23 @@ def _require_cached(lock: BundleLock, cache: Cache) -> None:
             f"{len(missing)} file(s) of the lock are not in the cache {cache.root}",
             details=[f"{item.path} ({item.size} bytes)" for item in missing],
             remedy="run the build where the sources can be reached",
+        )
+
+
+def require_images(plans: Sequence[LaunchPlan], images: Sequence[LockedImage]) -> None:
+    """What will run decides which images a bundle needs: each plan's must be packed, under the very name it starts.
+
+    Raises:
+        UsageError: naming every plan and the image that it would look for in vain, or names that are given twice.
+    """
+    packed = [image.name for image in images]
+    absent = [f"launch plan {plan.id} starts {plan.image}" for plan in plans if plan.image and plan.image not in packed]
+    absent += [f"two images are called {name}" for name in sorted({name for name in packed if packed.count(name) > 1})]
+    if absent:
+        raise UsageError(
+            f"the images that will run are not the images that are packed ({', '.join(packed) or 'none'})",
+            details=absent,
+            remedy="add the image to the spec, or correct its name; nothing can be pulled at the site",
         )
 
 

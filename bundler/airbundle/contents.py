@@ -57,7 +57,7 @@ def collect(lock: BundleLock, cache: Cache, config: dict[str, bytes]) -> Content
         FetchError: a wheel is not a readable archive.
     """
     members = [
-        *_image_members(lock.images, cache),
+        *image_members(lock.images, cache),
         *_wheel_members(lock.wheels, cache),
         *_model_members(lock.models, cache),
         *(bytes_member(f"{layout.CONFIG}/{name}", "config", data) for name, data in sorted(config.items())),
@@ -83,7 +83,8 @@ def _cached(item: LockedFile, cache: Cache) -> Path:
     return cache.path(item.sha256)
 
 
-def _image_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Member]:
+def image_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Member]:
+    """images/: an OCI layout with each blob once, however many images have it; and a docker archive at once."""
     if not images:
         return
     blobs: dict[str, LockedFile] = {}
