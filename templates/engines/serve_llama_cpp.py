@@ -47,6 +47,29 @@ def flash_attention(params, value):
     )
 
 
+def adapters(params, value):
+    """LoRA adapters at their full strength, their paths joined by commas."""
+    import xllamacpp
+
+    found = []
+    for path in value.split(","):
+        found.append(xllamacpp.CommonAdapterLoraInfo())
+        found[-1].path, found[-1].scale = path, 1.0
+    params.lora_adapters = found
+
+
+def draft(params, value):
+    """A smaller model that guesses ahead."""
+    import xllamacpp
+
+    params.speculative.draft.mparams.path = value
+    params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+
+
+def projector(params, value):
+    params.mmproj.path = value
+
+
 VALUES = {
     "--ctx-size": number("n_ctx"),
     "--parallel": number("n_parallel"),
@@ -63,6 +86,9 @@ VALUES = {
     "--timeout": number("timeout_read", "timeout_write"),
     "--verbosity": number("verbosity"),
     "--flash-attn": flash_attention,
+    "--lora": adapters,
+    "--model-draft": draft,
+    "--mmproj": projector,
 }
 SWITCHES = {
     "--metrics": switch("endpoint_metrics", True),

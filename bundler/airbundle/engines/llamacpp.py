@@ -92,7 +92,8 @@ class LlamaCpp:
 
 def estimate(lock: BundleLock, model: LockedModel) -> Memory:
     """What serving takes, from the spec and the weights' header."""
-    weights = sum(file.size for file in model.files if file.path.endswith(".gguf"))
+    loaded = [model, *(each for each in lock.models if each.role in _BESIDE)]
+    weights = sum(file.size for each in loaded for file in each.files if file.path.endswith(".gguf"))
     tokens = lock.spec.serving.context * lock.spec.serving.concurrency
     per_token = _kv_bytes_per_token(model.facts)
     # With no header at hand: a quarter of the weights for 4096 tokens, more than the usual models of grouped heads.
@@ -196,7 +197,7 @@ def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
     total = serving.context * serving.concurrency
     seen = "from the header of the weights" if memory.exact else "roughly, since the weights' header was not at hand"
     flags = [
-        Flag("--model", f"{{model}}/{model.entry}", ""),
+        Flag("--model", f"{{model}}/{_literal(model.entry)}", ""),
         Flag("--host", "{host}", ""),
         Flag("--port", "{port}", ""),
         Flag("--alias", "{served_name}", ""),
@@ -222,7 +223,36 @@ def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
     ]
     if gpus:
         flags.append(Flag("--gpu-layers", "999", "every layer on the GPU; layers left on the CPU slow each token"))
+    flags += _beside(lock)
     return _with_own(flags, lock.spec.engine.flags)
+
+
+_BESIDE = {
+    "draft": ("--model-draft", "guesses ahead, and the model checks its guesses together"),
+    "adapter": ("--lora", "applied to the model while it is loaded"),
+    "projector": ("--mmproj", "turns images into tokens"),
+}
+
+
+def _beside(lock: BundleLock) -> list[Flag]:
+    """Flags for what stands beside the model; several adapters are joined by commas."""
+    flags = []
+    for role, (flag, reason) in _BESIDE.items():
+        models = [model for model in lock.models if model.role == role]
+        wrong = next((model for model in models if not model.entry), None)
+        if wrong is not None:
+            raise UsageError(
+                f"{role} {wrong.served_name}: llama.cpp reads GGUF, this is {wrong.format}",
+                remedy="name a source with a GGUF file; adapters are converted with convert_lora_to_gguf.py",
+            )
+        if len(models) > 1 and role != "adapter":
+            raise UsageError(
+                f"{len(models)} models with the role {role}: llama.cpp takes one", remedy="keep one of them"
+            )
+        if models:
+            paths = [f"{{models}}/{model.served_name}/{_literal(model.entry)}" for model in models]
+            flags.append(Flag(flag, ",".join(paths), reason, _HELP))
+    return flags
 
 
 def _with_own(flags: list[Flag], own: Mapping[str, str]) -> list[Flag]:
@@ -234,6 +264,8 @@ def _with_own(flags: list[Flag], own: Mapping[str, str]) -> list[Flag]:
             raise UsageError(
                 f"engine.flags: {flag} is set by the site", remedy="use model.served_name and [serving] instead"
             )
+        if flag in [known for known, _ in _BESIDE.values()]:
+            raise UsageError(f"engine.flags: {flag} names a file of the office", remedy="use [[model.extra]] instead")
         if value == "-":
             chosen.pop(flag, None)
         else:

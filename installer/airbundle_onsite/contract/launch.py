@@ -16,6 +16,7 @@ PLACEHOLDERS = frozenset(
         "python",  # interpreter of the runtime (venv's python, or python3 inside the container)
         "site",  # directory of the installed wheels, as the engine sees it
         "model",  # the model's directory, as the engine sees it
+        "models",  # the directory that holds every model of the bundle by its served name, as the engine sees it
         "config",  # the release's config/ directory, as the engine sees it
         "state",  # a writable directory that outlives restarts (caches), as the engine sees it
         "host",  # address the engine binds to

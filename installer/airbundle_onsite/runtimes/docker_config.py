@@ -14,6 +14,7 @@ from airbundle_onsite.runtimes.values import PROXIES, fill_plan
 
 # Where things are inside a container.
 MODEL_DIR = "/airbundle/model"
+MODELS_DIR = "/airbundle/models"
 CONFIG_DIR = "/airbundle/config"
 SITE_DIR = "/airbundle/site"
 STATE_DIR = "/airbundle/state"
@@ -169,6 +170,7 @@ def _values(plan: LaunchPlan, threads: int) -> dict[str, str]:
         "python": "python3",
         "site": SITE_DIR,
         "model": MODEL_DIR,
+        "models": MODELS_DIR,
         "config": CONFIG_DIR,
         "state": STATE_DIR,
         "host": "0.0.0.0",  # inside the container; outside, only the published address exists
@@ -185,6 +187,8 @@ def _service_mounts(release: ReleaseFiles) -> list[tuple[str, str, bool]]:
         (str(directory / CONFIG), CONFIG_DIR, True),
         (str(directory / "state"), STATE_DIR, False),
     ]
+    if any("{models}" in text for text in (*plan.argv, *plan.env.values())):
+        mounts.append((str(directory / MODELS), MODELS_DIR, True))
     if plan.wheels:
         mounts.append((str(directory / "site"), SITE_DIR, True))
     return mounts + [(str(directory / mount.source), mount.target, mount.read_only) for mount in plan.mounts]

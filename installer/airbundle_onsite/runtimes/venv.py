@@ -143,6 +143,7 @@ class VenvRuntime:
                 "python": python,
                 "site": str(_site_packages(directory / "venv")),
                 "model": str(directory / MODELS / plan.model),
+                "models": str(directory / MODELS),
                 "config": str(directory / CONFIG),
                 "state": str(directory / "state"),
                 "host": host,

@@ -113,6 +113,40 @@ def test_the_wheel_is_started_by_the_launcher() -> None:
     assert create().version(lock()) == "xllamacpp 2026.1"
 
 
+def beside(role: str, name: str, form: str = "gguf") -> LockedModel:
+    file = LockedFile(f"{name}.gguf", "1" * 64, 1 << 20)
+    return LockedModel(name, "local:y", "r", form, (file,), file.path if form == "gguf" else "", role=role)  # type: ignore[arg-type]
+
+
+def test_what_stands_beside_the_model_is_named_to_the_engine_and_counts_as_memory() -> None:
+    made = lock()
+    extras = (beside("adapter", "a"), beside("draft", "d"), beside("adapter", "b"), beside("projector", "p"))
+    more = plan(dataclasses.replace(made, models=(*made.models, *extras)))
+    assert value(more, "--lora") == "{models}/a/a.gguf,{models}/b/b.gguf"
+    assert value(more, "--model-draft") == "{models}/d/d.gguf"
+    assert value(more, "--mmproj") == "{models}/p/p.gguf"
+    assert more.needs.memory >= plan(made).needs.memory + (4 << 20)
+    assert "--lora" not in plan(made).argv
+
+
+@pytest.mark.parametrize(
+    ("extras", "words"),
+    [
+        ((beside("draft", "d", "safetensors"),), "draft d: llama.cpp reads GGUF, this is safetensors"),
+        ((beside("draft", "d"), beside("draft", "e")), "2 models with the role draft"),
+    ],
+)
+def test_what_cannot_stand_beside_the_model(extras: tuple[LockedModel, ...], words: str) -> None:
+    made = lock()
+    with pytest.raises(UsageError, match=words):
+        plan(dataclasses.replace(made, models=(*made.models, *extras)))
+
+
+def test_files_beside_the_model_are_not_for_flags() -> None:
+    with pytest.raises(UsageError, match=r"--lora names a file of the office"):
+        plan(lock(flags={"lora": "/x.gguf"}))
+
+
 def test_an_image_keeps_its_entry_point() -> None:
     made = plan(lock("docker", (), ("/app/llama-server", "--{odd}")))
     assert made.argv[:3] == ("/app/llama-server", "--{{odd}}", "--model")
@@ -207,7 +241,11 @@ def test_the_launcher_takes_what_the_engine_says_it_takes() -> None:
     exec((data_dir("templates") / "engines" / LAUNCHER).read_text(), namespace)
     options = namespace["OPTIONS"]
     assert isinstance(options, tuple)
-    for option in options:
+    for option in set(options) - {
+        "--lora",
+        "--model-draft",
+        "--mmproj",
+    }:  # those come from what stands beside the model
         flags = {option[2:]: "1" if option in namespace["VALUES"] else ""}  # type: ignore[operator]
         assert option in plan(lock(flags=flags)).argv
 
