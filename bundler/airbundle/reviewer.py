@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -32,6 +33,7 @@ PLACEHOLDERS = {
     "config": "the release's config directory",
     "host": "address to listen on",
     "model": "the model's directory",
+    "models": "directory of all models, by name",
     "port": "port to listen on",
     "python": "the Python that runs the engine",
     "served_name": "the model's name in the API",
@@ -41,6 +43,7 @@ PLACEHOLDERS = {
 }
 """What the site puts in for each name in braces."""
 
+_NAME = re.compile(r"(?<!{){(\w+)}(?!})")
 _UNKNOWN = "not declared"
 _KINDS = {"deb": "Debian packages", "rpm": "RPM packages", "apk": "Alpine packages", "python": "Python projects"}
 _GENERATED = (layout.MANIFEST, layout.CHECKSUMS, layout.SIGNATURE, layout.CONTENTS)
@@ -128,7 +131,7 @@ def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inven
         contents=list(_content_tables(lock, manifest, inventory)),
         smoke=_smoke_table(manifest.smoke),
         files=list(_file_tables(manifest)),
-        licenses=sum(entry.role == "license" for entry in manifest.files),
+        licenses=_count(sum(entry.role == "license" for entry in manifest.files), "file"),
         provenance=_provenance(lock, manifest),
         payload_bytes=_bytes(manifest.payload.size),
         many_parts=len(manifest.payload.parts) > 1000,
@@ -143,7 +146,7 @@ def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inven
 
 def _summary(lock: BundleLock, manifest: BundleManifest, signer: str) -> list[Fact]:
     needs, payload = manifest.needs, manifest.payload
-    parts = f"{len(payload.parts)} part{'s' if len(payload.parts) != 1 else ''}"
+    parts = _count(len(payload.parts), "part")
     disk = f"{human_bytes(needs.disk)} under the installation root"
     if needs.image_disk:
         disk += f", {human_bytes(needs.image_disk)} in the container engine's store"
@@ -155,7 +158,7 @@ def _summary(lock: BundleLock, manifest: BundleManifest, signer: str) -> list[Fa
         ("Runs as", "a container" if needs.runtime == "docker" else "a process of the user who installs it"),
         ("Engine", ", ".join(dict.fromkeys(f"{plan.engine} {plan.engine_version}" for plan in manifest.launch))),
         ("Answers at", f"http://{manifest.serving.host}:{manifest.serving.port}/v1"),
-        ("Payload", f"{human_bytes(payload.size)} in {parts}, {len(manifest.files)} files"),
+        ("Payload", f"{human_bytes(payload.size)}, {parts}, {_count(len(manifest.files), 'file')}"),
         ("Disk needed", disk),
     ]
     return [(term, value) for term, value in facts if value]
@@ -192,9 +195,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def _plan_view(plan: LaunchPlan, number: int) -> PlanView:
-    flags = tuple((flag.name, flag.value, flag.reason, flag.source) for flag in plan.flags)
-    env = tuple(sorted(plan.env.items()))
-    used = sorted({name for text in (*plan.argv, *plan.env.values()) for name in re.findall(r"{(\w+)}", text)})
+    flags = tuple((flag.name, _plain(flag.value), flag.reason, flag.source) for flag in plan.flags)
+    env = tuple((name, _plain(value)) for name, value in sorted(plan.env.items()))
+    used = sorted({name for text in (*plan.argv, *plan.env.values()) for name in _NAME.findall(text)})
     mounts = tuple((m.target, m.source, "read-only" if m.read_only else "may be written to") for m in plan.mounts)
     tables = (
         Table(
@@ -241,11 +244,16 @@ def _plan_facts(plan: LaunchPlan) -> Iterable[Fact]:
     yield "Time to load", f"at most {human_seconds(plan.readiness.load_seconds)}, then it counts as failed"
 
 
+def _plain(text: str) -> str:
+    """A template's text with its literal braces as the engine gets them."""
+    return text.replace("{{", "{").replace("}}", "}")
+
+
 def _command(argv: Sequence[str]) -> str:
     """The command, an option a line."""
     lines = [""]
-    for word in argv:
-        shown = json.dumps(word, ensure_ascii=False) if not word or re.search(r"\s", word) else word
+    for word in map(_plain, argv):
+        shown = shlex.quote(word) if not word or re.search(r"[\s'\"\\]", word) else word
         if word.startswith("-") and lines[-1]:
             lines.append(f"    {shown}")
         else:
@@ -297,7 +305,7 @@ def _content_tables(lock: BundleLock, manifest: BundleManifest, inventory: Inven
         yield Table(
             "images",
             "Container images",
-            (Column("Image"), Column("From"), Column("System"), Column("Size", "number"), Column("Digest", "hash")),
+            (Column("Image"), Column("System"), Column("Size", "number"), Column("Source and digests", "hash")),
             tuple(_image_row(image, inventory) for image in lock.images),
         )
     if lock.wheels:
@@ -334,10 +342,10 @@ def _image_row(image: LockedImage, inventory: Inventory) -> tuple[str, ...]:
     size = sum({blob.sha256: blob.size for blob in (*image.blobs, image.config, image.manifest)}.values())
     user = f"user {image.user}" if image.user else "user root, as the image names none"
     system = " ".join(filter(None, distribution_of(found.packages)))
-    counts = f"{len(found.of_system())} system packages, {len(found.of_python())} Python projects"
-    origin = f"{image.source}\nthere {image.source_digest}"
+    counts = f"{_count(len(found.of_system()), 'system package')}, {_count(len(found.of_python()), 'Python project')}"
     described = "\n".join(filter(None, (system, image.platform, user, counts)))
-    return (image.name, origin, described, human_bytes(size), f"sha256:{image.manifest.sha256}")
+    digests = f"there {image.source_digest}\nhere  sha256:{image.manifest.sha256}"
+    return (image.name, described, human_bytes(size), f"{image.source}\n{digests}")
 
 
 def _wheel_row(wheel: LockedWheel, inventory: Inventory) -> tuple[str, ...]:
@@ -390,6 +398,10 @@ def _file_tables(manifest: BundleManifest) -> Iterable[Table]:
     if config:
         rows = tuple((entry.path, _bytes(entry.size), entry.sha256) for entry in config)
         yield Table("config", "Configuration and launchers in the payload", columns, rows)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _bytes(size: int) -> str:

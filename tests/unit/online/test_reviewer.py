@@ -285,8 +285,8 @@ def test_models_and_images(docker: Page) -> None:
     ]
     assert docker.table("model-files-1")[1] == ["model.safetensors", "1\u00a0234\u00a0567", "b" * 64]
     (image,) = docker.table("images")
-    assert image[2] == "debian 12\nlinux/amd64\nuser 2000\n2 system packages, 1 Python projects"
-    assert image[4] == f"sha256:{'d' * 64}"
+    assert image[1] == "debian 12\nlinux/amd64\nuser 2000\n2 system packages, 1 Python project"
+    assert image[3] == f"{reviews.IMAGE.source}\nthere sha256:{'c' * 64}\nhere  sha256:{'d' * 64}"
     assert docker.table("packages-1-deb") == [["base-files", "12.4+deb12u5"], ["libc6", "2.36-9"]]
     assert docker.table("packages-1-python") == [["torch", "2.11.0+cu130"]]
 
@@ -322,7 +322,7 @@ def test_the_launch_plan(docker: Page) -> None:
         "{python} \\",
         "    -m vllm \\",
         "    --port {port} \\",
-        '    --hf-overrides "{{\\"a\\": 1}}" \\',
+        """    --hf-overrides '{"a": 1}' \\""",
         "    --quiet",
     ]
     assert docker.table("flags-1") == [
