@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from airbundle import __version__, engines
@@ -30,9 +32,10 @@ from airbundle_onsite.contract.manifest import (
     Serving,
 )
 from airbundle_onsite.contract.record import encode, record
-from airbundle_onsite.errors import FetchError, UsageError
+from airbundle_onsite.errors import BusyError, FetchError, UsageError
 from airbundle_onsite.system import Talk
 
+_LATEST = 4_354_819_198  # the last moment of 2107, which a zip archive can name; tar could go on a little
 LOCK_FILE = "bundle.lock.json"
 
 
@@ -54,8 +57,11 @@ def bundle_time(lock: BundleLock, environ: Mapping[str, str]) -> int:
     text = environ.get("SOURCE_DATE_EPOCH", "")
     if not text:
         return lock.created
-    if not text.isdecimal():
-        raise UsageError(f"SOURCE_DATE_EPOCH is {text!r}, not a number of seconds", remedy="unset it, or set a number")
+    if not text.isdecimal() or int(text) > _LATEST:
+        raise UsageError(
+            f"SOURCE_DATE_EPOCH is {text!r}, needed a number of seconds up to {_LATEST}",
+            remedy="unset it, or set a number",
+        )
     return int(text)
 
 
@@ -103,16 +109,11 @@ def build(
     output.mkdir(parents=True, exist_ok=True)
     _require_space(output, payload_plan.size)
     partial = output / f".{final.name}.partial"
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
+    with _claimed(partial):
         manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk)
         if examine is not None:
             manifest = _add_beside(partial, manifest, examine(partial))
         _publish(partial, final)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()))
 
 
@@ -239,6 +240,13 @@ def _manifest(
 
 def _provenance(lock: BundleLock) -> dict[str, str]:
     facts = {"locked_with": lock.tool}
+    for image in lock.images:
+        if image.dockerfile:
+            digest = hashlib.sha256(image.dockerfile.encode()).hexdigest()
+            facts[f"image_built_here.{image.name}"] = (
+                f"on {image.source.partition(':')[2]}, by the Dockerfile in the lock (sha256:{digest}); "
+                "a build elsewhere may come out different"
+            )
     if lock.wheel_settings:
         facts["wheels_resolved_with"] = lock.wheel_settings.resolver
         facts["wheels_resolved_for"] = f"Python {lock.wheel_settings.python}, {lock.wheel_settings.platform}"
@@ -255,6 +263,39 @@ def _write_synced(path: Path, data: bytes, mode: int) -> None:
         handle.flush()
         os.fsync(handle.fileno())
     path.chmod(mode)
+
+
+@contextlib.contextmanager
+def _claimed(partial: Path) -> Iterator[None]:
+    """An empty directory that no other build writes into; it is gone when the body fails.
+
+    Raises:
+        BusyError: another build is at work in it.
+    """
+    with _locked_directory(partial) if partial.exists() else contextlib.nullcontext():
+        shutil.rmtree(partial, ignore_errors=True)  # what a build that was killed has left
+    partial.mkdir()
+    with _locked_directory(partial):
+        try:
+            yield
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+
+@contextlib.contextmanager
+def _locked_directory(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BusyError(str(path), None) from None
+        except OSError:  # a network filesystem that cannot lock: nothing keeps a second build away there
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _publish(partial: Path, final: Path) -> None:

@@ -137,6 +137,7 @@ def lock(
     target = lock_path or _lock_path(spec_path)
     before = resolve.read_lock(target) if target.exists() else None
     made = _make_lock(app, wanted, spec_path, target, None if upgrade_all else names)
+    resolve.write_lock(made, target)
     moved = resolve.moved_wheels(before, made)
     size, wheels = sum(item.size for item in made.items()), sum(wheel.file.size for wheel in made.wheels)
     counts = f"{len(made.models)} model(s), {len(made.images)} image(s), {len(made.wheels)} wheel(s)"
@@ -195,7 +196,7 @@ def build_command(
 ) -> None:
     """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble."""
     app = _app(cache, quiet, as_json)
-    made = _fresh_lock(app, spec_path, lock_path, overrides)
+    made = _fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
     if dry_run:
         planned = plan_build(made, app.cache, part_size)
         app.result(plan_text(planned), planned)
@@ -361,11 +362,12 @@ def _make_lock(
         previous=previous,
         upgrade=upgrade,
     )
-    resolve.write_lock(made, target)
     return made
 
 
-def _fresh_lock(app: App, spec_path: Path, lock_path: Path | None, overrides: Sequence[str]) -> BundleLock:
+def _fresh_lock(
+    app: App, spec_path: Path, lock_path: Path | None, overrides: Sequence[str], *, keep: bool = True
+) -> BundleLock:
     wanted = spec.load_spec(spec_path, overrides)
     target = lock_path or _lock_path(spec_path)
     if target.exists():
@@ -373,7 +375,10 @@ def _fresh_lock(app: App, spec_path: Path, lock_path: Path | None, overrides: Se
         if not resolve.is_stale(made, wanted):
             return made
         app.console.say(f"{target} was made from another spec: locking again")
-    return _make_lock(app, wanted, spec_path, target)
+    made = _make_lock(app, wanted, spec_path, target)
+    if keep:
+        resolve.write_lock(made, target)
+    return made
 
 
 def _build(
