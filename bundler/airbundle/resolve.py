@@ -11,9 +11,11 @@ import platform
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
+
+from packaging.utils import canonicalize_name
 
 from airbundle import __version__, profiles, sources, wheels
 from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage
@@ -24,12 +26,16 @@ from airbundle.modelproof import complete
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.profile import HardwareProfile
-from airbundle_onsite.contract.record import decode_json, encode
+from airbundle_onsite.contract.record import decode_json, encode, near_miss
 from airbundle_onsite.errors import AirbundleError, ContractError, FetchError, UsageError
 from airbundle_onsite.system import Clock
 
 T = TypeVar("T")
-ResolveWheels = Callable[[BundleSpec, HardwareProfile, LockedImage | None, SourceContext], wheels.Resolved]
+ResolveWheels = Callable[
+    [BundleSpec, HardwareProfile, LockedImage | None, SourceContext, wheels.Earlier], wheels.Resolved
+]
+Upgrade = Collection[str] | None
+NONE: Upgrade = ()
 _PLATFORMS = {"x86_64": "linux/amd64", "aarch64": "linux/arm64"}
 _DEFAULT_VERSION = re.compile(r"(\d{8})-v(\d+)")
 
@@ -40,6 +46,7 @@ def lock(
     context: SourceContext,
     clock: Clock,
     previous: BundleLock | None = None,
+    upgrade: Upgrade = NONE,
     resolve_wheels: ResolveWheels | None = None,
 ) -> BundleLock:
     """Pin everything a spec names.
@@ -48,7 +55,9 @@ def lock(
         spec: what is wanted.
         context: cache, runner, environment, and the directory that relative paths start from.
         clock: for the lock's time, unless SOURCE_DATE_EPOCH is set, and for the default version.
-        previous: the lock that was there; when nothing changed it is returned as it is.
+        previous: the lock that was there; its wheels' versions are kept where they still do, and when nothing
+            changed it is returned as it is.
+        upgrade: wheels that may move to other versions, by name; None for all.
         resolve_wheels: in place of `airbundle.wheels`.
 
     Raises:
@@ -61,9 +70,9 @@ def lock(
     models = [gather.of(functools.partial(lock_model, each, context)) for each in wanted]
     image = gather.of(lambda: _lock_image(spec, target, context))
     found = None
-    if spec.wheels is not None and target is not None and (image is not None or spec.wheels.resolve == "host"):
-        resolver = resolve_wheels or _lock_wheels
-        found = gather.of(lambda: resolver(spec, target, image, context))
+    if spec.wheels is not None and target is not None and (image is not None or spec.wheels.resolve != "image"):
+        resolver, earlier = resolve_wheels or _lock_wheels, kept_wheels(previous, upgrade)
+        found = gather.of(lambda: resolver(spec, target, image, context, earlier))
     gather.end()
     assert target is not None
     now = int(context.environ("SOURCE_DATE_EPOCH") or clock.now())
@@ -80,6 +89,33 @@ def lock(
         images=(image,) if image else (),
     )
     return _settle(complete(made, context), now, previous)
+
+
+def kept_wheels(previous: BundleLock | None, upgrade: Upgrade) -> wheels.Earlier:
+    """The earlier lock's wheels, by name, less those that may move.
+
+    Raises:
+        UsageError: one that may move is not in the earlier lock.
+    """
+    earlier = {wheel.name: wheel for wheel in previous.wheels} if previous else {}
+    if upgrade is None:
+        return {}
+    wanted = {canonicalize_name(name) for name in upgrade}
+    unknown = sorted(wanted - set(earlier))
+    if unknown:
+        raise UsageError(
+            f"--upgrade {unknown[0]}: no wheel of that name in the lock{near_miss(unknown[0], earlier)}",
+            remedy="name one of the lock's wheels; `airbundle plan SPEC` lists them",
+        )
+    return {name: wheel for name, wheel in earlier.items() if name not in wanted}
+
+
+def moved_wheels(previous: BundleLock | None, made: BundleLock) -> list[str]:
+    """What changed among the wheels, a line each: ``torch 2.10.0 → 2.11.0``."""
+    before = {wheel.name: wheel.version for wheel in previous.wheels} if previous else {}
+    after = {wheel.name: wheel.version for wheel in made.wheels}
+    moved = [name for name in sorted({*before, *after}) if before and before.get(name) != after.get(name)]
+    return [f"{name} {before.get(name, '(new)')} → {after.get(name, '(gone)')}" for name in moved]
 
 
 def is_stale(made: BundleLock, spec: BundleSpec) -> bool:
@@ -178,11 +214,17 @@ def _lock_image(spec: BundleSpec, target: HardwareProfile | None, context: Sourc
 
 
 def _lock_wheels(
-    spec: BundleSpec, target: HardwareProfile, image: LockedImage | None, context: SourceContext
+    spec: BundleSpec,
+    target: HardwareProfile,
+    image: LockedImage | None,
+    context: SourceContext,
+    earlier: wheels.Earlier,
 ) -> wheels.Resolved:
     assert spec.wheels is not None
+    if spec.wheels.resolve == "cross":
+        return wheels.resolve_cross(spec.wheels, spec.target.python, target, context, earlier)
     if spec.wheels.resolve == "host" or image is None:
-        return wheels.resolve_host(spec.wheels, spec.target.python, target, context)
+        return wheels.resolve_host(spec.wheels, spec.target.python, target, context, earlier)
 
     def fetch(item: LockedFile) -> None:
         done = 0
@@ -194,7 +236,7 @@ def _lock_wheels(
 
         sources.create(item.origin["source"], context).fetch(item, advance)
 
-    return wheels.resolve_image(spec.wheels, image, fetch, target, context)
+    return wheels.resolve_image(spec.wheels, image, fetch, target, context, earlier)
 
 
 def _settle(made: BundleLock, now: int, previous: BundleLock | None) -> BundleLock:

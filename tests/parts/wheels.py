@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import html
+import io
 import json
 import re
+import tarfile
 import threading
 import urllib.parse
 import zipfile
@@ -61,6 +64,63 @@ def make_wheel(
             entry.external_attr = 0o644 << 16
             entry.compress_type = zipfile.ZIP_DEFLATED
             archive.writestr(entry, data)
+    return path
+
+
+BACKEND = """
+import base64, hashlib, os, zipfile
+{imports}
+
+def build_wheel(directory, config_settings=None, metadata_directory=None):
+    info = "{name}-{version}.dist-info"
+    files = {{
+        "{name}.py": b"VERSION = '{version}'\\n",
+        info + "/METADATA": {metadata!r},
+        info + "/WHEEL": b"Wheel-Version: 1.0\\nGenerator: test\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n",
+    }}
+    rows = [path + ",sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            + "," + str(len(data)) for path, data in files.items()]
+    files[info + "/RECORD"] = "\\n".join(rows + [info + "/RECORD,,", ""]).encode()
+    name = "{name}-{version}-py3-none-any.whl"
+    year = 1970 + int(os.environ.get("SOURCE_DATE_EPOCH", "1800000000")) // 31557600
+    with zipfile.ZipFile(os.path.join(directory, name), "w") as archive:
+        for path, data in files.items():
+            archive.writestr(zipfile.ZipInfo(path, (max(year, 1980), 1, 1, 0, 0, 0)), data)
+    return name
+"""
+
+
+def make_sdist(
+    directory: Path,
+    name: str,
+    version: str,
+    requires: Iterable[str] = (),
+    *,
+    build_requires: Iterable[str] = (),
+    imports: str = "",
+) -> Path:
+    """Write a source distribution that brings its own small build backend. The same arguments, the same bytes.
+
+    Args:
+        requires: requirements of the wheel that it builds.
+        build_requires: what must be there to build it.
+        imports: lines of Python that run when it is built.
+    """
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+    metadata += "".join(f"Requires-Dist: {each}\n" for each in requires)
+    backend = BACKEND.format(name=name, version=version, metadata=metadata.encode(), imports=imports)
+    project = f'[build-system]\nrequires = {list(build_requires)!r}\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}-{version}.tar.gz"
+    with (
+        path.open("wb") as raw,
+        gzip.GzipFile(fileobj=raw, mode="wb", filename="", mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for member, text in (("pyproject.toml", project), ("PKG-INFO", metadata), ("backend.py", backend)):
+            entry = tarfile.TarInfo(f"{name}-{version}/{member}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
     return path
 
 

@@ -8,7 +8,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import docker
 import requests
@@ -48,6 +48,15 @@ class ImageToolbox:
     def write(self, name: str, data: bytes) -> None:
         with _engine_errors(f"copying {name} {self.place}"):
             self._container.put_archive("/", _archive({f"{DIRECTORY[1:]}/{name}": data}))
+
+    def read(self, name: str) -> Iterator[bytes]:
+        with _engine_errors(f"copying {name} {self.place}"):
+            pieces, _ = self._container.get_archive(f"{DIRECTORY}/{name}", chunk_size=_CHUNK)
+            with tarfile.open(fileobj=cast(IO[bytes], _Pieces(pieces)), mode="r|") as archive:
+                for member in archive:
+                    handle = archive.extractfile(member)
+                    if handle is not None:
+                        yield from iter(lambda source=handle: source.read(_CHUNK), b"")  # type: ignore[misc]
 
 
 @contextmanager
@@ -107,7 +116,7 @@ def _start(client: Any, image: LockedImage, reference: str, context: SourceConte
             if "executable file not found" in str(error) or "no such file" in str(error):
                 raise UsageError(
                     f"image {image.name} has no {_PYTHON} on its PATH, which resolving inside it needs",
-                    remedy='choose an image with Python, or set wheels.resolve = "host"',
+                    remedy='choose an image with Python, or set wheels.resolve = "cross"',
                 ) from error
             raise
         except BaseException:
@@ -192,6 +201,19 @@ def _member(name: str, size: int) -> Iterator[bytes]:
     yield entry.tobuf(tarfile.USTAR_FORMAT)
 
 
+class _Pieces:
+    """A stream that arrives in pieces, as a file that can only be read on."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces, self._rest = iter(pieces), b""
+
+    def read(self, count: int) -> bytes:
+        while len(self._rest) < count and (piece := next(self._pieces, b"")):
+            self._rest += piece
+        taken, self._rest = self._rest[:count], self._rest[count:]
+        return taken
+
+
 def _archive(files: Mapping[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
@@ -214,5 +236,5 @@ def _engine_errors(what: str) -> Iterator[None]:
         raise FetchError(
             f"{what}: {' '.join(str(error).split())[:300]}",
             remedy="see that the docker engine runs (`docker info`) and that DOCKER_HOST is right; "
-            'or set wheels.resolve = "host"',
+            'or set wheels.resolve = "cross"',
         ) from error

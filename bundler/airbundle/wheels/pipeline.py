@@ -1,32 +1,31 @@
-"""From requirement lines to locked wheels: pip-tools finds the closure, pip names the file of each member."""
+"""From requirement lines to locked wheels in the Python that will run them: pip-tools finds the closure, pip names the
+file of each member."""
 
 from __future__ import annotations
 
-import re
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from airbundle import web
 from airbundle.contract.lock import LockedFile, LockedWheel, WheelSettings
-from airbundle.contract.spec import WheelsTable
+from airbundle.contract.spec import IndexTable, WheelsTable
+from airbundle.wheels.building import Sdist, build_wheels, formats
+from airbundle.wheels.closure import Member, walk
+from airbundle.wheels.pipfailures import explain
 from airbundle.wheels.toolbox import PythonFacts, Toolbox, facts_of, failed, parse
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError, UsageError
-from airbundle_onsite.system import Completed, Talk
+from airbundle_onsite.system import Talk
 
-_PIN = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)(?:\[[^\]]*\])?==([^\s;\\]+)")
-_VIA = re.compile(r"^\s*#\s+(?:via\s+)?(\S.*?)\s*$")
-_MISSING = re.compile(r"satisfies the requirement (.+?) \(from|No matching distribution found for (\S+)")
-_CONFLICT = re.compile(r"The conflict is caused by:\s*\n((?:[ \t]*\S.*\n)+)")
-_PROJECT = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]*")
 _REPORT = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--no-deps")
 _WHEELS_ONLY = ("--only-binary", ":all:")
 
@@ -40,6 +39,8 @@ class Rim:
         own_options: pip options for the network, as `own` sees the files in them.
         size_of: bytes of a file, by name and URL.
         fetch: brings a file into the cache; returns its path.
+        keep: puts bytes into the cache; returns their SHA-256 and size.
+        has: whether the cache has a file, by SHA-256 and size.
         talk: for remarks.
     """
 
@@ -47,20 +48,28 @@ class Rim:
     own_options: tuple[str, ...]
     size_of: Callable[[str, str], int]
     fetch: Callable[[LockedFile], Path]
+    keep: Callable[[Any], tuple[str, int]]
+    has: Callable[[str, int], bool]
     talk: Talk
 
 
 def lock_wheels(
-    table: WheelsTable, toolbox: Toolbox, profile: HardwareProfile, rim: Rim, options: Sequence[str]
+    table: WheelsTable,
+    toolbox: Toolbox,
+    profile: HardwareProfile,
+    rim: Rim,
+    options: Sequence[str],
+    earlier: Mapping[str, LockedWheel],
 ) -> tuple[tuple[LockedWheel, ...], WheelSettings]:
     """Resolve a spec's requirements for the Python of `toolbox`.
 
     Args:
-        table: requirements and index.
+        table: ``[wheels]`` of the spec.
         toolbox: the Python to resolve for.
         profile: caps the glibc, and must have the toolbox's architecture.
         rim: see `Rim`.
         options: pip options for the network, as ``--cert FILE``, as the toolbox sees the file.
+        earlier: wheels of an earlier lock, whose versions are kept where they still do.
 
     Returns:
         The wheels, sorted by name, pip's own among them; and what they were resolved for.
@@ -77,41 +86,72 @@ def lock_wheels(
     if not facts.pip_tools:
         _bring_tools(toolbox, pip, rim, (*options, *index))
         facts = facts_of(toolbox)
-    toolbox.write("requirements.in", "".join(f"{line}\n" for line in sorted(table.requirements)).encode())
+    target = f"Python {facts.python} on {facts.machine} with glibc {glibc}"
+    all_options = (*formats(table.build), *options, *index, *_wishes(table))
     rim.talk.say(f"resolving {', '.join(table.requirements)} for Python {facts.python} {toolbox.place}")
-    compiled = _compile(toolbox, _target(facts, glibc), (*options, *index))
-    toolbox.write("compiled.txt", compiled.encode())
-    argv = ["pip", *_REPORT, *_WHEELS_ONLY, "--require-hashes", *options, *index, "-r"]
-    done = toolbox.run([*argv, f"{toolbox.directory}/compiled.txt"])
+    _write_question(table, toolbox, earlier, _bound(table, toolbox, target, options))
+    _compile(toolbox, target, all_options)
+    done = toolbox.run(["pip", *_REPORT, "--require-hashes", *all_options, "-r", f"{toolbox.directory}/compiled.txt"])
     if done.code != 0:
-        raise _explain(done, toolbox, _target(facts, glibc), (*options, *index))
-    asked = requested_by(compiled)
-    wheels = {wheel.name: wheel for wheel in _wheels(done.stdout, asked, table.index, rim.size_of)}
+        raise explain(done, toolbox, target, all_options)
+    report: Any = parse(done.stdout)
+    wheels = _closure(report, table, toolbox, rim, all_options, earlier)
     wheels.setdefault("pip", pip)
     settings = WheelSettings(
         python=facts.python,
         platform=f"linux_{facts.machine}",
         glibc=glibc,
         resolver=f"pip-tools {facts.pip_tools}, pip {facts.pip}, {toolbox.place}",
+        indexes={each.name: each.url for each in table.indexes},
     )
     return tuple(wheels[name] for name in sorted(wheels)), settings
 
 
-def _target(facts: PythonFacts, glibc: str) -> str:
-    return f"Python {facts.python} on {facts.machine} with glibc {glibc}"
+def moment(before: str) -> str:
+    """`WheelsTable.before` with its time, in UTC: tools take a bare date in the time zone of the machine."""
+    return before if "T" in before else f"{before}T00:00:00Z"
 
 
-def requested_by(compiled: str) -> dict[str, tuple[str, ...]]:
-    """Who asked for each project, from the annotations of pip-compile; ``spec`` for the requirements themselves."""
-    found: dict[str, set[str]] = {}
-    current: set[str] = set()
-    for line in compiled.splitlines():
-        if pin := _PIN.match(line):
-            current = found.setdefault(canonicalize_name(pin[1]), set())
-        elif (via := _VIA.match(line)) and via[1] != "via":
-            asker = via[1]
-            current.add("spec" if asker.startswith("-r ") else canonicalize_name(_PROJECT.findall(asker)[0]))
-    return {name: tuple(sorted(askers)) for name, askers in found.items()}
+def _wishes(table: WheelsTable) -> tuple[str, ...]:
+    words = [f"--all-releases={canonicalize_name(name)}" for name in table.prereleases]
+    return (*words, "--uploaded-prior-to", moment(table.before)) if table.before else tuple(words)
+
+
+def _write_question(
+    table: WheelsTable, toolbox: Toolbox, earlier: Mapping[str, LockedWheel], bound: Sequence[str]
+) -> None:
+    """The files of pip-compile: requirements, constraints, and as an earlier answer the versions to keep."""
+    kept = [f"{name}=={earlier[name].version}" for name in sorted(earlier)]
+    for file, lines in (
+        ("requirements.in", sorted(table.requirements)),
+        ("constraints.txt", [*sorted(table.constraints), *bound]),
+        ("compiled.txt", kept),
+    ):
+        toolbox.write(file, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _bound(table: WheelsTable, toolbox: Toolbox, target: str, options: Sequence[str]) -> list[str]:
+    """For each package that is bound to an index, the one wheel of that index, as a constraint that names its URL."""
+    found: list[str] = []
+    for index in table.indexes:
+        for name in sorted(index.packages):
+            line = _wanted(name, table)
+            words = ["pip", *_REPORT, *_WHEELS_ONLY, *options, *_wishes(table), "--index-url", index.url, line]
+            done = toolbox.run(words)
+            if done.code != 0:
+                raise explain(done, toolbox, f"{target}, from index {index.name}", (*options, "--index-url", index.url))
+            report: Any = parse(done.stdout)
+            (item,) = report["install"]
+            url, sha256 = item["download_info"]["url"], item["download_info"]["archive_info"]["hashes"]["sha256"]
+            found.append(f"{name} @ {quote(web.without_user(url), safe=':/%?=&')}#sha256={sha256}")
+    return found
+
+
+def _wanted(name: str, table: WheelsTable) -> str:
+    """The requirement for one project alone: every limit that the spec sets to it."""
+    limits = [Requirement(line) for line in (*table.requirements, *table.constraints)]
+    own = [str(each.specifier) for each in limits if canonicalize_name(each.name) == canonicalize_name(name)]
+    return f"{name}{','.join(filter(None, own))}"
 
 
 def _fit(facts: PythonFacts, profile: HardwareProfile, place: str) -> str:
@@ -119,7 +159,7 @@ def _fit(facts: PythonFacts, profile: HardwareProfile, place: str) -> str:
     if facts.machine != profile.arch:
         raise UsageError(
             f"wheels for {profile.arch} (profile {profile.id}) cannot be resolved {place}, which is {facts.machine}",
-            remedy=f"run this on a {profile.arch} machine, or resolve in an image of that architecture",
+            remedy='set wheels.resolve = "cross", or resolve in an image of that architecture',
         )
     if not facts.glibc:
         raise UsageError(
@@ -142,8 +182,9 @@ def _lock_pip(facts: PythonFacts, rim: Rim, index: Sequence[str], index_url: str
             done,
             remedy="see that the package index can be reached: proxies, REQUESTS_CA_BUNDLE, wheels.index",
         )
-    (wheel,) = _wheels(done.stdout, {"pip": ("airbundle",)}, index_url, rim.size_of)
-    return wheel
+    report: Any = parse(done.stdout)
+    (item,) = report["install"]
+    return _wheel(item, ("airbundle",), index_url or "pypi", rim.size_of)
 
 
 def _bring_tools(toolbox: Toolbox, pip: LockedWheel, rim: Rim, options: Sequence[str]) -> None:
@@ -161,91 +202,92 @@ def _bring_tools(toolbox: Toolbox, pip: LockedWheel, rim: Rim, options: Sequence
         )
 
 
-def _compile(toolbox: Toolbox, target: str, options: Sequence[str]) -> str:
-    """The closure, pinned and hashed, as pip-compile writes it."""
+def _compile(toolbox: Toolbox, target: str, options: Sequence[str]) -> None:
+    """The closure, pinned and hashed, as pip-compile writes it, in ``compiled.txt``."""
     directory = toolbox.directory
     argv = [
         "piptools",
         "compile",
-        *("--no-config", "--resolver", "backtracking", "--generate-hashes", "--allow-unsafe"),
-        *("--no-header", "--annotate", "--annotation-style", "split", "--strip-extras"),
-        *("--no-emit-index-url", "--no-emit-options", "--cache-dir", f"{directory}/pip-tools-cache"),
-        *("--pip-args", shlex.join((*_WHEELS_ONLY, *options))),
-        *("--output-file", "-", f"{directory}/requirements.in"),
+        *("--no-config", "--resolver", "backtracking", "--generate-hashes", "--allow-unsafe", "--quiet"),
+        *("--no-header", "--no-annotate", "--strip-extras", "--no-emit-index-url", "--no-emit-options"),
+        *("--cache-dir", f"{directory}/pip-tools-cache", "--pip-args", shlex.join(options)),
+        *("--constraint", f"{directory}/constraints.txt"),
+        *("--output-file", f"{directory}/compiled.txt", f"{directory}/requirements.in"),
     ]
     done = toolbox.run(argv)
     if done.code != 0:
-        raise _explain(done, toolbox, target, options)
-    return done.stdout
+        raise explain(done, toolbox, target, options)
 
 
-def _explain(done: Completed, toolbox: Toolbox, target: str, options: Sequence[str]) -> FetchError:
-    """Why nothing could be resolved: no wheel, no such project, a conflict, or no network."""
-    if "conflicting dependencies" in done.stderr:
-        return _conflict(toolbox, target, options)
-    missing = _MISSING.search(done.stderr)
-    if missing is None:
-        return failed(
-            f"the requirements cannot be resolved for {target}",
-            done,
-            remedy="see that the index can be reached: proxies, REQUESTS_CA_BUNDLE, wheels.index",
+def _closure(
+    report: Mapping[str, Any],
+    table: WheelsTable,
+    toolbox: Toolbox,
+    rim: Rim,
+    options: Sequence[str],
+    earlier: Mapping[str, LockedWheel],
+) -> dict[str, LockedWheel]:
+    """The wheels of a pip installation report, each with who asked for it; source distributions are built."""
+    items = {canonicalize_name(item["metadata"]["name"]): item for item in report["install"]}
+    for name, item in items.items():
+        if item.get("is_yanked"):
+            raise FetchError(
+                f"{name}=={item['metadata']['version']}: its makers have withdrawn (yanked) it",
+                remedy="ask for another version; when it comes from an earlier lock, run "
+                f"`airbundle lock SPEC --upgrade {name}`",
+            )
+    members = [_member(name, item["metadata"]) for name, item in items.items()]
+    found = walk(table.requirements, members, report["environment"])
+    if found.problems:
+        raise FetchError(
+            f"the closure is not whole: {found.problems[0]}",
+            details=found.problems[1:8],
+            remedy="add what is missing to wheels.requirements",
         )
-    requirement = missing[1] or missing[2]
-    name = _PROJECT.findall(requirement)[0]
-    listed = toolbox.run(["pip", "index", "versions", *options, name], timeout=120)
-    if listed.code == 0:
-        return FetchError(
-            f"{requirement}: the index has it, but no wheel for {target}; a source distribution is not taken, "
-            "since the site cannot build it (--only-binary)",
-            remedy="name a version that has a wheel, or build one (`pip wheel`) and serve it from an index of your "
-            "own, named in wheels.index",
-        )
-    return FetchError(
-        f"{requirement}: the index has nothing for {target}",
-        details=[line.strip() for line in listed.stderr.splitlines() if "ERROR" in line][-2:],
-        remedy="check the name; if it is right, see that the index can be reached: proxies, REQUESTS_CA_BUNDLE, "
-        "wheels.index",
-    )
-
-
-def _conflict(toolbox: Toolbox, target: str, options: Sequence[str]) -> FetchError:
-    """Which requirements exclude each other: pip-compile keeps that to itself, pip says it."""
-    words = ["pip", "install", "--dry-run", "--ignore-installed", *_WHEELS_ONLY, *options]
-    done = toolbox.run([*words, "-r", f"{toolbox.directory}/requirements.in"])
-    said = _CONFLICT.search(done.stdout + done.stderr)
-    return FetchError(
-        f"the requirements exclude each other for {target}",
-        details=[line.strip() for line in said[1].splitlines()][:12] if said else (),
-        remedy="loosen one of these in wheels.requirements",
-    )
-
-
-def _wheels(
-    report: str, asked: Mapping[str, tuple[str, ...]], index: str, size_of: Callable[[str, str], int]
-) -> list[LockedWheel]:
-    """The wheels of a pip installation report."""
-    document: Any = parse(report)
-    items = document["install"]
-    urls = [web.without_user(item["download_info"]["url"]) for item in items]
-    names = [unquote(PurePosixPath(urlsplit(url).path).name) for url in urls]
+    asked, index_of = found.asked, _index_of(table.indexes, table.index)
+    sources = {name: _sdist(name, item) for name, item in items.items() if not _file_name(item).endswith(".whl")}
+    wheels = build_wheels(list(sources.values()), toolbox, rim, options, earlier, asked, index_of)
+    ready = [name for name in items if name not in sources]
     with ThreadPoolExecutor(8) as pool:
-        sizes = list(pool.map(size_of, names, urls))
-    return [
-        _wheel(item, name, url, size, asked, index)
-        for item, name, url, size in zip(items, names, urls, sizes, strict=True)
-    ]
+        made = pool.map(
+            lambda name: _wheel(items[name], asked.get(name, ()), index_of(name), rim.size_of),
+            ready,
+        )
+    return {**wheels, **dict(zip(ready, made, strict=True))}
+
+
+def _index_of(indexes: Sequence[IndexTable], default: str) -> Callable[[str], str]:
+    bound: dict[str, str] = {canonicalize_name(name): each.url for each in indexes for name in each.packages}
+    return lambda name: bound.get(name) or default or "pypi"
+
+
+def _member(name: str, metadata: Mapping[str, Any]) -> Member:
+    python = metadata.get("requires_python") or ""
+    return Member(name, metadata["version"], tuple(metadata.get("requires_dist") or ()), python)
+
+
+def _sdist(name: str, item: Mapping[str, Any]) -> Sdist:
+    info, metadata = item["download_info"], item["metadata"]
+    sha256 = info["archive_info"]["hashes"]["sha256"]
+    python = metadata.get("requires_python") or ""
+    return Sdist(name, metadata["version"], _file_name(item), web.without_user(info["url"]), sha256, python)
+
+
+def _file_name(item: Mapping[str, Any]) -> str:
+    return unquote(PurePosixPath(urlsplit(item["download_info"]["url"]).path).name)
 
 
 def _wheel(
-    item: Mapping[str, Any], filename: str, url: str, size: int, asked: Mapping[str, tuple[str, ...]], index: str
+    item: Mapping[str, Any], asked: tuple[str, ...], index: str, size_of: Callable[[str, str], int]
 ) -> LockedWheel:
+    url, filename = web.without_user(item["download_info"]["url"]), _file_name(item)
     name, version, _, _ = parse_wheel_filename(filename)
     sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
     return LockedWheel(
         name=name,
         version=str(version),
-        file=LockedFile(filename, sha256, size, {"source": "pypi", "url": url}),
-        index=index or "pypi",
-        requested_by=asked.get(name, ()),
-        requires_python=item["metadata"].get("requires_python", "") or "",
+        file=LockedFile(filename, sha256, size_of(filename, url), {"source": "pypi", "url": url}),
+        index=index,
+        requested_by=asked,
+        requires_python=item["metadata"].get("requires_python") or "",
     )

@@ -24,6 +24,8 @@ SYSTEM_CA = (
     "/etc/pki/tls/certs/ca-bundle.crt",  # Fedora, RHEL
     "/etc/ssl/ca-bundle.pem",  # SUSE
 )
+_CHUNK = 1 << 20
+_EPOCH = "315532800"  # the first day that a zip file can name
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 _PASSED = (*_PROXIES, *(name.upper() for name in _PROXIES), "NETRC", "SSL_CERT_DIR")
 _STEERING = (
@@ -40,6 +42,19 @@ _STEERING = (
     "PIP_PYTHON_VERSION",
     "PIP_TRUSTED_HOST",
     "PIP_CONFIG_FILE",
+    "UV_INDEX",
+    "UV_DEFAULT_INDEX",
+    "UV_INDEX_URL",
+    "UV_EXTRA_INDEX_URL",
+    "UV_FIND_LINKS",
+    "UV_NO_INDEX",
+    "UV_CONSTRAINT",
+    "UV_OVERRIDE",
+    "UV_EXCLUDE_NEWER",
+    "UV_PRERELEASE",
+    "UV_RESOLUTION",
+    "UV_TORCH_BACKEND",
+    "UV_CONFIG_FILE",
 )
 
 
@@ -74,6 +89,10 @@ class Toolbox(Protocol):
         """Put a file into the directory."""
         ...
 
+    def read(self, name: str) -> Iterator[bytes]:
+        """A file of the directory, in pieces."""
+        ...
+
 
 def facts_of(toolbox: Toolbox) -> PythonFacts:
     """What that Python is. Raises UsageError when it cannot be run or is no CPython."""
@@ -103,6 +122,7 @@ def neutral_environment(environ: Callable[[str], str | None]) -> dict[str, str]:
         "PIP_NO_INPUT": "1",
         "PIP_ROOT_USER_ACTION": "ignore",
         "LC_ALL": "C.UTF-8",
+        "SOURCE_DATE_EPOCH": environ("SOURCE_DATE_EPOCH") or _EPOCH,  # so that a wheel built twice is the same
     }
 
 
@@ -114,7 +134,7 @@ def ca_bundle(environ: Callable[[str], str | None], *, system: bool) -> Path | N
 
 
 def ignored_settings(environ: Callable[[str], str | None]) -> list[str]:
-    """Names of set variables that would steer pip and are left out on purpose."""
+    """Names of set variables that would steer pip or uv and are left out on purpose."""
     return [name for name in _STEERING if environ(name)]
 
 
@@ -135,6 +155,10 @@ class HostToolbox:
 
     def write(self, name: str, data: bytes) -> None:
         (Path(self.directory) / name).write_bytes(data)
+
+    def read(self, name: str) -> Iterator[bytes]:
+        with (Path(self.directory) / name).open("rb") as handle:
+            yield from iter(lambda: handle.read(_CHUNK), b"")
 
 
 @contextmanager
