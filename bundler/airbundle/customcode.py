@@ -115,21 +115,21 @@ def closure(wanted: set[str], sources: Mapping[str, bytes]) -> tuple[tuple[str, 
         File names, sorted; and a line for each that is missing or cannot be read.
     """
     files: set[str] = set()
-    problems: dict[str, None] = {}
+    problems: dict[str, str] = {}
     todo = [(name, "auto_map") for name in sorted(wanted, reverse=True)]
     while todo:
         name, asked_by = todo.pop()
-        if name in files:
+        if name in files or name in problems:
             continue
         if name not in sources:
-            problems[f"{name}: missing, though {asked_by} names it"] = None
+            problems[name] = f"missing, though {asked_by} names it"
             continue
         files.add(name)
         try:
             todo.extend((each, name) for each in imports(sources[name]).own)
         except ValueError as error:
-            problems[f"{name}: {error}"] = None
-    return tuple(sorted(files)), tuple(problems)
+            problems[name] = str(error)
+    return tuple(sorted(files)), tuple(f"{name}: {problem}" for name, problem in problems.items())
 
 
 def parsed(text: str) -> Mapping[str, Any]:

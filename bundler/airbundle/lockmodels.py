@@ -30,7 +30,11 @@ class Wanted:
 def wanted_models(spec: BundleSpec, use: Use) -> tuple[Wanted, ...]:
     """The model first, then what stands beside it in the spec's order."""
     beside = [
-        Wanted(_as_model(extra, spec.model.trust_remote_code), extra.role, dataclasses.replace(use, flags=frozenset()))
+        Wanted(
+            _as_model(extra, spec.model.trust_remote_code),
+            extra.role,
+            dataclasses.replace(use, flags=frozenset(), chosen=bool(extra.allow)),
+        )
         for extra in spec.model.extra
     ]
     return (Wanted(spec.model, "model", use), *beside)

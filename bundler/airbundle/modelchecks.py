@@ -29,17 +29,19 @@ class Use:
         engine: name of the engine.
         flags: names of the flags that the spec sets, without dashes.
         trust: the spec's ``trust_remote_code``.
+        chosen: whether the spec names its files itself, by ``allow``.
     """
 
     engine: str = ""
     flags: frozenset[str] = frozenset()
     trust: bool | None = None
+    chosen: bool = False
 
 
 def use_of(spec: BundleSpec) -> Use:
     """What the spec's model is for."""
     flags = frozenset(flag.lstrip("-") for flag in spec.engine.flags)
-    return Use(spec.engine.name, flags, spec.model.trust_remote_code)
+    return Use(spec.engine.name, flags, spec.model.trust_remote_code, bool(spec.model.allow))
 
 
 def model_checks(card: Card, model: LockedModel, use: Use) -> tuple[CheckResult, ...]:
@@ -52,7 +54,7 @@ def model_checks(card: Card, model: LockedModel, use: Use) -> tuple[CheckResult,
     """
     if model.role in ("vocabulary", "projector"):
         return ()
-    checks = [_quantization(card, model), *_weights(card, model)]
+    checks = [_quantization(card, model), *_weights(card, model, use)]
     checks += _custom_code(card, model, use)
     if model.role == "model" and model.format != "other":
         checks += [_config(card, model), _tokenizer(card, model, use), _template(card, model, use)]
@@ -91,7 +93,16 @@ def _quantization(card: Card, model: LockedModel) -> CheckResult:
     return CheckResult(identifier, "pass", f"weights are quantised: {card.quantization}", actual=card.quantization)
 
 
-def _weights(card: Card, model: LockedModel) -> Iterator[CheckResult]:
+def _weights(card: Card, model: LockedModel, use: Use) -> Iterator[CheckResult]:
+    if model.format == "other" and not use.chosen:
+        yield CheckResult(
+            "model.weights",
+            "fail",
+            "it holds no weights",
+            expected="safetensors, GGUF or PyTorch files",
+            evidence=tuple(f"left out: {why}" for why in model.skipped),
+            remedy="see whether its download was finished; files of another kind are to be named in [model] allow",
+        )
     if card.unlisted:
         yield CheckResult(
             "model.unlisted",

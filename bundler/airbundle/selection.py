@@ -15,7 +15,20 @@ from airbundle_onsite.render import human_bytes
 
 _LICENSES = re.compile(r"(licen[cs]e|notice|copying|use_policy|terms)[^/]*", re.IGNORECASE)
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE)
-_DEBRIS = (".git", ".cache", ".huggingface", ".gitattributes", ".gitignore", ".DS_Store", ".locks")
+_DEBRIS = (
+    ".git",
+    ".cache",
+    ".huggingface",
+    ".gitattributes",
+    ".gitignore",
+    ".DS_Store",
+    ".locks",
+    ".msc",
+    ".mv",
+    "._____temp",
+    "__pycache__",
+    ".ipynb_checkpoints",
+)
 _OTHER_FRAMEWORKS = (
     ".msgpack",
     ".h5",

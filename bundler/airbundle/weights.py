@@ -62,9 +62,10 @@ def prove(files: Mapping[str, Path]) -> None:
     """
     problems: list[str] = []
     headers: dict[str, Mapping[str, Any]] = {}
+    splits: dict[str, tuple[int, int]] = {}
     for path, file in sorted(files.items()):
         try:
-            problem = _prove_file(path, file, headers)
+            problem = _prove_file(path, file, headers, splits)
         except OSError as error:
             problem = "a link to nothing" if file.is_symlink() else str(error.strerror)
         if problem:
@@ -73,6 +74,7 @@ def prove(files: Mapping[str, Path]) -> None:
         if path.endswith(_INDEX) and _is_readable(file):
             problems.extend(_prove_index(path, file, files, headers))
     problems.extend(missing_shards(files))
+    problems.extend(_prove_splits(splits))
     if problems:
         count = len(problems)
         raise FetchError(
@@ -103,8 +105,13 @@ def _is_readable(file: Path) -> bool:
     return file.is_file() and file.stat().st_size > 0
 
 
-def _prove_file(path: str, file: Path, headers: dict[str, Mapping[str, Any]]) -> str:
-    """What is wrong with one file, or an empty string. Keeps the header of a good safetensors file."""
+def _prove_file(
+    path: str, file: Path, headers: dict[str, Mapping[str, Any]], splits: dict[str, tuple[int, int]]
+) -> str:
+    """What is wrong with one file, or an empty string.
+
+    Keeps the header of a good safetensors file, and of a part of a split GGUF file its number and how many there are.
+    """
     size, name = file.stat().st_size, path.lower()
     if name.endswith(".incomplete"):
         return "a download that was not finished"
@@ -117,8 +124,11 @@ def _prove_file(path: str, file: Path, headers: dict[str, Mapping[str, Any]]) ->
         if name.endswith(".safetensors"):
             headers[path] = read_safetensors(file)
         elif name.endswith(".gguf"):
-            needed = read_header(file).needed
-            return f"{size} bytes, its header needs {needed}: cut short" if size < needed else ""
+            header = read_header(file)
+            number, count = (header.metadata.get(f"split.{key}") for key in ("no", "count"))
+            if isinstance(number, int) and isinstance(count, int) and count > 1:
+                splits[path] = (number + 1, count)
+            return f"{size} bytes, its header needs {header.needed}: cut short" if size < header.needed else ""
         elif name.endswith(".json"):
             json.loads(file.read_bytes())
     except (GgufError, ValueError, RecursionError) as error:
@@ -198,6 +208,16 @@ def _prove_index(
         lost = sorted(tensors - set(headers[name])) if name in headers else []
         if lost:
             problems.append(f"{name}: lacks {len(lost)} tensors that {path} places there, the first is {lost[0]}")
+    return problems
+
+
+def _prove_splits(splits: Mapping[str, tuple[int, int]]) -> list[str]:
+    """Parts of split GGUF files whose names say something else than their headers: engines go by the names."""
+    problems = []
+    for path, (number, count) in sorted(splits.items()):
+        match = _SHARD.fullmatch(path)
+        if match is None or (int(match[2]), int(match[3])) != (number, count):
+            problems.append(f"{path}: is part {number} of {count} by its own header, and its name does not say so")
     return problems
 
 

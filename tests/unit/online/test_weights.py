@@ -12,6 +12,7 @@ import pytest
 from airbundle.gguf import GgufError, read_header
 from airbundle.weights import missing_shards, prove, weight_format
 from airbundle_onsite.errors import FetchError
+from parts.gguf import gguf as make_gguf
 
 SHARD = "model-00001-of-00002.safetensors"
 OTHER = "model-00002-of-00002.safetensors"
@@ -183,3 +184,18 @@ def test_numbered_files() -> None:
         "m-00002-of-00001.gguf: numbered beyond the last"
     ]
     assert missing_shards(["notes-00001-of-00003.txt"]) == []
+
+
+def test_parts_of_a_split_gguf_carry_their_numbers_in_their_names(tmp_path: Path) -> None:
+    def part(number: int, count: int) -> bytes:
+        return make_gguf({"general.architecture": "llama", "split.no": number, "split.count": count})
+
+    for number in (0, 1):
+        (tmp_path / f"m-0000{number + 1}-of-00002.gguf").write_bytes(part(number, 2))
+    prove(listed(tmp_path))
+    (tmp_path / "m-00002-of-00002.gguf").write_bytes(part(2, 3))
+    (tmp_path / "alone.gguf").write_bytes(part(0, 2))
+    assert problems(tmp_path) == [
+        "alone.gguf: is part 1 of 2 by its own header, and its name does not say so",
+        "m-00002-of-00002.gguf: is part 3 of 3 by its own header, and its name does not say so",
+    ]
