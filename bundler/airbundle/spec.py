@@ -196,6 +196,7 @@ _CHECKS: tuple[tuple[str, type, Callable[[Any], Iterator[str]]], ...] = (
     ("target.python", str, _like(_PYTHON, "3.11")),
     ("model.source", str, _scheme),
     ("image.source", str, _scheme),
+    ("image.build.base", str, _scheme),
     ("image.platform", str, _like(_PLATFORM, "linux/amd64")),
     ("wheels.index", str, _index),
     ("wheels.before", str, _like(_TIME, "2026-11-30 or 2026-11-30T12:00:00Z")),

@@ -99,6 +99,8 @@ class LockedImage:
         layers: from the bottom up, with the blob of each.
         blobs: the blobs of `layers`, in the same order, each once.
         platform: ``linux/amd64`` and the like.
+        dockerfile: what it was built from at the office; empty for an image that came as it is. One that was built
+            comes again from the cache only; building it elsewhere may give another one.
     """
 
     name: str
@@ -112,6 +114,7 @@ class LockedImage:
     user: str = ""
     entrypoint: tuple[str, ...] = ()
     require_cuda: str = ""
+    dockerfile: str = ""
 
 
 @record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, Literal
@@ -11,6 +12,11 @@ from airbundle_onsite.contract.manifest import check_name, check_version
 from airbundle_onsite.contract.record import record
 
 ExtraRole = Literal["draft", "adapter", "projector", "vocabulary"]
+
+
+_PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:=~^_-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_USER = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 
 
 @record
@@ -148,6 +154,11 @@ class ImageBuildTable:
     def __post_init__(self) -> None:
         if ":" not in self.base:
             raise ValueError(f"base {self.base!r}: write registry:HOST/REPOSITORY:TAG, or another source of images")
+        odd = [name for name in self.packages if not _PACKAGE.fullmatch(name)]
+        odd += [name for name, value in self.env.items() if not _VARIABLE.fullmatch(name) or not value.isprintable()]
+        odd += [self.user] if self.user and not _USER.fullmatch(self.user) else []
+        if odd:
+            raise ValueError(f"{odd[0]!r} cannot stand in a Dockerfile as a package, variable or user")
 
 
 @record

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from threading import Lock
 
 import docker
-import docker.errors
-import requests
-import urllib3.exceptions
 
 from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
-from airbundle.oci import documents, pin, reference
+from airbundle.oci import documents, engine, pin, reference
 from airbundle.oci.archive import SavedImage, read_saved
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.errors import FetchError, UsageError
 
 SCHEME = "daemon"
-_VARIABLES = ("DOCKER_HOST", "DOCKER_TLS_VERIFY", "DOCKER_CERT_PATH")
-_TIMEOUT = 600  # seconds without a byte; an engine reads whole layers before it sends the first
 
 
 def create(context: SourceContext) -> DaemonSource:
@@ -98,26 +93,8 @@ class DaemonSource:
 
         return read_saved(chunks(), self._context.cache, f"{SCHEME}:{name}")
 
-    @contextmanager
-    def _engine(self, name: str) -> Iterator[docker.DockerClient]:
-        """The engine; its errors in words."""
-        settings = {key: value for key in _VARIABLES if (value := self._context.environ(key))}
-        where = settings.get("DOCKER_HOST", "the local docker engine")
-        try:
-            client = docker.from_env(environment=settings, timeout=_TIMEOUT)
-            try:
-                yield client
-            finally:
-                client.close()
-        except docker.errors.ImageNotFound as error:
-            raise FetchError(
-                f"{SCHEME}:{name}: {where} has no such image", remedy="see `docker images`; pull or build it first"
-            ) from error
-        except (docker.errors.DockerException, requests.RequestException, urllib3.exceptions.HTTPError) as error:
-            raise FetchError(
-                f"{SCHEME}:{name}: {where} does not answer as it should ({type(error).__name__})",
-                remedy="start it, or set DOCKER_HOST; this user must be allowed to use its socket",
-            ) from error
+    def _engine(self, name: str) -> AbstractContextManager[docker.DockerClient]:
+        return engine.connect(self._context.environ, f"{SCHEME}:{name}")
 
 
 def _tagged(name: str) -> str:
