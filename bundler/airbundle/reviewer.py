@@ -19,7 +19,6 @@ import jinja2
 
 from airbundle.contract.lock import BundleLock, LockedImage, LockedModel, LockedWheel
 from airbundle.data import data_dir
-from airbundle.sbom.document import render_sbom
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of
 from airbundle_onsite.contract import layout
@@ -96,6 +95,8 @@ def review_files(
         inventory: of the lock.
         signer: whose signature the bundle will get, when that is known now.
     """
+    from airbundle.sbom.document import render_sbom  # a tenth of a second that only builds should pay
+
     sbom = render_sbom(lock, manifest, inventory)
     entry = OuterFile(layout.SBOM, len(sbom), hashlib.sha256(sbom).hexdigest())
     listed = replace(manifest, outer=(*manifest.outer, entry))

@@ -7,6 +7,8 @@ import hashlib
 import itertools
 import json
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
@@ -407,3 +409,8 @@ def test_a_gateway_is_not_denied(docker: Page) -> None:
     found = page(dataclasses.replace(lock, spec=spec), reviews.manifest(lock))
     assert "asks for no password" in docker.section("host")
     assert "asks for no password" not in found.section("host")
+
+
+def test_commands_that_build_nothing_do_not_pay_for_the_sbom() -> None:
+    script = "import sys, airbundle.reviewer; sys.exit('cyclonedx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
