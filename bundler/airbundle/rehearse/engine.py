@@ -215,6 +215,10 @@ class _Guest:
         if network.id not in self._plugs:
             self._plugs[network.id] = self._plug(mode, network)
         host["Dns"] = [network.gateway]
+        for bindings in (host.get("PortBindings") or {}).values():
+            for binding in bindings or ():
+                if binding.get("HostIp") in ("", "0.0.0.0", "::"):  # a site's neighbours may use it; the office's not
+                    binding["HostIp"] = "127.0.0.1"
         return body
 
     def _plug(self, name: str, network: _Network) -> Plug:
