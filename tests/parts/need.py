@@ -14,6 +14,7 @@ import pytest
 
 PACKAGES = {
     "chromium-headless-shell": "chromium-headless-shell",
+    "ctr": "containerd",
     "docker": "docker.io",
     "docker-registry": "docker-registry",
     "dockerd": "docker.io",
@@ -26,6 +27,7 @@ PACKAGES = {
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
     "openssl": "openssl",
+    "podman": "podman",
     "setpriv": "util-linux",
     "shellcheck": "shellcheck",
     "skopeo": "skopeo",
@@ -38,6 +40,8 @@ GROUPS = {
     "browser": ("chromium-headless-shell",),
     "docker": ("docker", "dockerd", "iptables", "ip", "setpriv"),
     "registry": ("docker-registry", "skopeo", "setpriv"),
+    "ctr": ("ctr",),
+    "podman": ("podman",),
     "images": ("mmdebstrap",),
     "netns": ("unshare", "ip"),
     "ext4": ("mkfs.ext4", "mount"),
@@ -47,7 +51,7 @@ GROUPS = {
 }
 """Parts by the name used in ``@pytest.mark.real(...)``, and the programs each needs."""
 
-NEED_ROOT = frozenset({"docker", "images", "netns", "ext4", "fat"})
+NEED_ROOT = frozenset({"docker", "podman", "images", "netns", "ext4", "fat"})
 
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
