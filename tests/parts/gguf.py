@@ -38,7 +38,7 @@ def language_model(*, vocabulary: int = 8, width: int = 16, **more: Value) -> by
         "general.architecture": "llama",
         "general.file_type": 15,
         "llama.block_count": 2,
-        "llama.context_length": 512,
+        "llama.context_length": 8192,
         "llama.embedding_length": width,
         "llama.attention.head_count": 2,
         "tokenizer.ggml.model": "gpt2",
