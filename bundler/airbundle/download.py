@@ -125,6 +125,23 @@ class Downloader:
 
         return self._persist(name, url, once, lambda: 0)
 
+    def part(self, name: str, url: str, start: int, count: int) -> bytes | None:
+        """`count` bytes of a file from `start` on; nothing proves them. None when the server gives no parts.
+
+        Raises:
+            FetchError: it cannot be had.
+        """
+
+        def once() -> bytes | None:
+            headers = {"Accept-Encoding": "identity", "Range": f"bytes={start}-{start + count - 1}"}
+            with self._get(name, url, headers, None) as response:
+                if response.status_code != 206:
+                    return None
+                data: bytes = response.raw.read(count, decode_content=False)
+                return data
+
+        return self._persist(name, url, once, lambda: 0)
+
     def size(self, name: str, url: str, credentials: Credentials | None = None) -> int:
         """Bytes of a file, from its headers. Raises FetchError when the place does not say."""
 

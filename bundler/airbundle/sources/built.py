@@ -45,4 +45,4 @@ class BuiltSource:
         )
 
     def _refuse(self, source: str) -> NoReturn:
-        raise UsageError(f"{source}: built: has neither models nor images", remedy="name another source")
+        raise UsageError(f"{source}: built: is for wheels made while locking", remedy="name another source")

@@ -69,7 +69,7 @@ def resolve_host(
         FetchError: a package has no fitting wheel, or the index cannot be reached.
         UsageError: there is no such interpreter, or it does not fit the profile.
     """
-    with _rim(context) as rim, host_toolbox(python, context) as toolbox:
+    with open_rim(context) as rim, host_toolbox(python, context) as toolbox:
         found = lock_wheels(table, toolbox, profile, rim, rim.own_options, earlier)
     return _checked(found, profile, rim.fetch, context)
 
@@ -96,7 +96,7 @@ def resolve_image(
         FetchError: a package has no fitting wheel, or the index or the engine cannot be reached.
         UsageError: the image has no fitting Python.
     """
-    with _rim(context) as rim, image_toolbox(image, fetch, context) as toolbox:
+    with open_rim(context) as rim, image_toolbox(image, fetch, context) as toolbox:
         found = lock_wheels(table, toolbox, profile, rim, _certificate(toolbox.certificate), earlier)
     return _checked(found, profile, rim.fetch, context)
 
@@ -123,7 +123,8 @@ def _network(context: SourceContext) -> tuple[Downloader, Fetch]:
 
 
 @contextmanager
-def _rim(context: SourceContext) -> Iterator[Rim]:
+def open_rim(context: SourceContext) -> Iterator[Rim]:
+    """What the pipeline needs of the world, while it runs."""
     downloader, fetch = _network(context)
     with host_toolbox("", context) as own:
         own_options = _certificate(ca_bundle(context.environ, system=False))

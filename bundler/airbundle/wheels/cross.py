@@ -17,9 +17,9 @@ from airbundle.contract.spec import WheelsTable
 from airbundle.download import Downloader
 from airbundle.prove.wheel import parse_metadata
 from airbundle.wheels.closure import Member, Walk, walk
-from airbundle.wheels.pages import IndexFile, beside, project_files
+from airbundle.wheels.pages import IndexFile, project_files
 from airbundle.wheels.pipeline import moment
-from airbundle.wheels.reading import metadata_of
+from airbundle.wheels.reading import MetadataReader
 from airbundle.wheels.reasons import (
     explain,
     only_prereleases,
@@ -54,7 +54,8 @@ class CrossResolver:
 
     def __init__(self, table: WheelsTable, target: Target, uv: Uv, downloader: Downloader, fetch: Fetch, talk: Talk):
         self._table, self._target, self._uv = table, target, uv
-        self._downloader, self._fetch, self._talk = downloader, fetch, talk
+        self._downloader, self._talk = downloader, talk
+        self._metadata = MetadataReader(downloader, fetch)
         self._bound: dict[str, str] = {
             canonicalize_name(name): each.url for each in table.indexes for name in each.packages
         }
@@ -161,11 +162,8 @@ class CrossResolver:
         return Chosen(canonicalize_name(package["name"]), str(package["version"]), file)
 
     def _member(self, chosen: Chosen) -> Member:
-        """What the wheel's METADATA says; where the index has it not beside the wheel, the wheel itself is fetched."""
-        data = beside(self._downloader, chosen.file.path, chosen.file.origin["url"])
-        if data is None:
-            data = metadata_of(self._fetch(chosen.file), chosen.file.path)
-        headers = parse_metadata(data)
+        """What the wheel's METADATA says."""
+        headers = parse_metadata(self._metadata.read(chosen.file))
         requires = tuple(str(line) for line in headers.get_all("Requires-Dist", ()))
         return Member(chosen.name, chosen.version, requires, str(headers.get("Requires-Python") or ""))
 

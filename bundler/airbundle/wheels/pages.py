@@ -1,4 +1,4 @@
-"""Reads a package index: a project's page (JSON, else HTML) and the METADATA that lies beside a wheel."""
+"""Reads a project's page of a package index: JSON, else HTML."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from airbundle_onsite.errors import FetchError
 
 _ACCEPT = "application/vnd.pypi.simple.v1+json, application/vnd.pypi.simple.v1+html;q=0.2, text/html;q=0.01"
 _PAGE_LIMIT = 64 << 20  # bytes; the largest pages of PyPI have a tenth of that
-_METADATA_LIMIT = 16 << 20
 
 
 @record
@@ -45,16 +44,6 @@ def project_files(downloader: Downloader, index: str, project: str) -> list[Inde
     if "json" in headers.get("Content-Type", ""):
         return _of_json(data, url)
     return _of_html(data.decode("utf-8", "replace"), url)
-
-
-def beside(downloader: Downloader, name: str, url: str) -> bytes | None:
-    """METADATA of a wheel, from the file that PEP 658 puts beside it; None where the index has none."""
-    try:
-        return downloader.read(f"{name}.metadata", f"{url}.metadata", limit=_METADATA_LIMIT)[0]
-    except Refused as error:
-        if error.status in (403, 404, 410):
-            return None
-        raise
 
 
 def _of_json(data: bytes, url: str) -> list[IndexFile]:

@@ -95,7 +95,11 @@ WHEEL = LockedWheel("xllamacpp", "1", LockedFile("xllamacpp-1-py3-none-any.whl",
 
 
 def one_wheel(
-    made: BundleSpec, target: HardwareProfile, image: LockedImage | None, context: SourceContext
+    made: BundleSpec,
+    target: HardwareProfile,
+    image: LockedImage | None,
+    context: SourceContext,
+    earlier: Mapping[str, LockedWheel],
 ) -> tuple[tuple[LockedWheel, ...], WheelSettings]:
     """In place of a resolve that asks an index."""
     return (WHEEL,), WheelSettings("3.11", f"linux_{target.arch}", target.min_glibc, "test")

@@ -7,22 +7,24 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from airbundle.cache import Cache
-from airbundle.contract.lock import LockedFile
-from airbundle.contract.spec import WheelsTable
+from airbundle.cache import Cache, hash_file
+from airbundle.contract.lock import LockedFile, LockedWheel
+from airbundle.contract.spec import IndexTable, WheelsTable
 from airbundle.sources.base import SourceContext
-from airbundle.wheels import resolve_host
-from airbundle.wheels.pipeline import Rim, lock_wheels, requested_by
+from airbundle.wheels import open_rim, resolve_host
+from airbundle.wheels.pipeline import Rim, lock_wheels, moment
+from airbundle.wheels.toolbox import host_toolbox
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import FetchError, UsageError
 from airbundle_onsite.system import Completed, Silent, SystemRunner
-from parts.wheels import WheelIndex, make_wheel
+from parts import wheels as parts
+from parts.wheels import WheelIndex, make_sdist, make_wheel
 
 PROFILE = HardwareProfile("p", "P", arch=platform.machine(), min_glibc="2.28")
 ARCH = platform.machine()
@@ -138,6 +140,9 @@ class Scripted:
     def write(self, name: str, data: bytes) -> None:
         self.files[name] = data
 
+    def read(self, name: str) -> Iterator[bytes]:
+        yield self.files[name]
+
 
 def said(code: int = 0, stdout: str = "", stderr: str = "") -> Completed:
     return Completed((), code, stdout, stderr)
@@ -148,23 +153,30 @@ def facts(**changes: str) -> Completed:
     return said(stdout=json.dumps({**known, "pip": "26.0", "pip_tools": "7.6", **changes}))
 
 
-def report(*names: str) -> Completed:
+def report(*names: str, **more: object) -> Completed:
     items = [
         {
             "download_info": {
                 "url": f"https://u:p@h/{name}#sha256=x",
                 "archive_info": {"hashes": {"sha256": "ab" * 32}},
             },
-            "metadata": {"requires_python": ">=3.9"},
+            "metadata": {"name": name.split("-")[0], "version": name.split("-")[1], "requires_python": ">=3.9"},
+            **more,
         }
         for name in names
     ]
-    return said(stdout="a remark\n" + json.dumps({"install": items}))
+    environment = {"python_full_version": "3.11.2", "python_version": "3.11"}
+    return said(stdout="a remark\n" + json.dumps({"install": items, "environment": environment}))
 
 
 def rim(fetch: Callable[[LockedFile], Path] | None = None) -> Rim:
     own = Scripted(pip_install=report("pip-26.0-py3-none-any.whl"))
-    return Rim(own, (), lambda name, url: len(name), fetch or (lambda item: Path("/none")), Silent())
+
+    def nothing(chunks: object) -> tuple[str, int]:
+        raise AssertionError("nothing is built")
+
+    found = fetch or (lambda item: Path("/none"))
+    return Rim(own, (), lambda name, url: len(name), found, nothing, lambda sha256, size: False, Silent())
 
 
 X86 = HardwareProfile("p", "P", min_glibc="2.28")
@@ -176,7 +188,7 @@ NO_WHEEL = said(
 
 def test_credentials_of_an_index_stay_out_of_the_lock() -> None:
     toolbox = Scripted(facts=facts(), piptools=said(stdout=""), pip_install=report("thing-1-py3-none-any.whl"))
-    wheels, settings = lock_wheels(TABLE, toolbox, X86, rim(), ())
+    wheels, settings = lock_wheels(TABLE, toolbox, X86, rim(), (), {})
     assert wheels[1].file.origin["url"] == "https://h/thing-1-py3-none-any.whl"
     assert settings.resolver == "pip-tools 7.6, pip 26.0, in image sha256:0123"
     assert toolbox.files["glibc"] == b"2.28"
@@ -187,7 +199,7 @@ def test_tools_are_brought_where_there_are_none(tmp_path: Path) -> None:
     toolbox = Scripted(
         facts=facts(pip="", pip_tools=""), piptools=said(stdout=""), pip_install=report("thing-1-py3-none-any.whl")
     )
-    lock_wheels(TABLE, toolbox, X86, rim(lambda item: tmp_path / "w"), ("--cert", "/ca"))
+    lock_wheels(TABLE, toolbox, X86, rim(lambda item: tmp_path / "w"), ("--cert", "/ca"), {})
     assert toolbox.files["pip-26.0-py3-none-any.whl"] == b"wheel"
     (install,) = [words for words in toolbox.ran if words[-1] == "pip-tools"]
     assert "/d/tools" in install
@@ -197,15 +209,15 @@ def test_tools_are_brought_where_there_are_none(tmp_path: Path) -> None:
 def test_a_package_without_wheels_is_named_with_the_cure() -> None:
     toolbox = Scripted(facts=facts(), piptools=NO_WHEEL, pip_index=said(0, "thing (1.0)"))
     with pytest.raises(FetchError, match=r"^thing>=1: the index has it, but no wheel for Python 3\.11") as caught:
-        lock_wheels(TABLE, toolbox, X86, rim(), ())
+        lock_wheels(TABLE, toolbox, X86, rim(), (), {})
     assert "--only-binary" in caught.value.summary
-    assert "pip wheel" in caught.value.remedy
+    assert 'wheels.build = ["thing"]' in caught.value.remedy
 
 
 def test_a_package_that_is_nowhere() -> None:
     toolbox = Scripted(facts=facts(), piptools=NO_WHEEL, pip_index=said(1, "", "ERROR: No matching distribution"))
     with pytest.raises(FetchError, match=r"^thing>=1: the index has nothing"):
-        lock_wheels(TABLE, toolbox, X86, rim(), ())
+        lock_wheels(TABLE, toolbox, X86, rim(), (), {})
 
 
 @pytest.mark.parametrize(
@@ -214,13 +226,119 @@ def test_a_package_that_is_nowhere() -> None:
 )
 def test_a_python_that_does_not_fit_the_profile(found: Completed, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        lock_wheels(TABLE, Scripted(facts=found), X86, rim(), ())
+        lock_wheels(TABLE, Scripted(facts=found), X86, rim(), (), {})
 
 
-def test_who_asked_is_read_from_both_forms_of_annotation() -> None:
-    compiled = (
-        "app==1.0 \\\n    --hash=sha256:00\n    # via -r /d/requirements.in\n"
-        "Lib_b==2.0 ; python_version > '3' \\\n    --hash=sha256:00 \\\n    --hash=sha256:01\n"
-        "    # via\n    #   -r /d/requirements.in\n    #   App\n    #   other[extra]\n"
-    )
-    assert requested_by(compiled) == {"app": ("spec",), "lib-b": ("app", "other", "spec")}
+def test_a_yanked_release_is_refused() -> None:
+    toolbox = Scripted(facts=facts(), piptools=said(), pip_install=report("thing-1-py3-none-any.whl", is_yanked=True))
+    with pytest.raises(FetchError, match=r"^thing==1: its makers have withdrawn") as caught:
+        lock_wheels(TABLE, toolbox, X86, rim(), (), {})
+    assert "--upgrade thing" in caught.value.remedy
+
+
+def test_a_member_that_is_missing_is_named() -> None:
+    toolbox = Scripted(facts=facts(), piptools=said(), pip_install=report("other-1-py3-none-any.whl"))
+    with pytest.raises(FetchError, match="the spec needs thing, which is not among the wheels"):
+        lock_wheels(TABLE, toolbox, X86, rim(), (), {})
+
+
+def test_a_date_is_midnight_in_utc() -> None:
+    assert moment("2026-11-30") == "2026-11-30T00:00:00Z"
+    assert moment("2026-11-30T12:00:00Z") == "2026-11-30T12:00:00Z"
+
+
+# --- bound indexes, earlier locks, and packages built here, with the real tools -----------------------------------
+
+
+def versions(wheels: Sequence[LockedWheel]) -> dict[str, str]:
+    return {wheel.name: wheel.version for wheel in wheels if wheel.name != "pip"}
+
+
+def test_a_package_is_bound_to_one_index(index: WheelIndex, tmp_path: Path) -> None:
+    make_wheel(index.directory, "needs", "1.0", ["torch>=2"])
+    make_wheel(index.directory, "torch", "3.0")
+    with parts.index(tmp_path / "other") as other:
+        make_wheel(other.directory, "torch", "2.0+cpu", ["leaf"])
+        make_wheel(other.directory, "leaf", "9.0")
+        bound = (IndexTable("cpu", other.url, ("torch",)),)
+        table = WheelsTable(("needs",), index=index.url, indexes=bound, constraints=("lib<1",))
+        wheels, settings = resolve_host(table, "", PROFILE, context(tmp_path))
+    found = {wheel.name: (wheel.version, wheel.index) for wheel in wheels if wheel.name != "pip"}
+    assert found == {
+        "leaf": ("1.0", index.url),
+        "needs": ("1.0", index.url),
+        "torch": ("2.0+cpu", other.url),
+    }
+    assert settings.indexes == {"cpu": other.url}
+
+
+def test_earlier_versions_stay_but_the_one_that_may_move(index: WheelIndex, tmp_path: Path) -> None:
+    table = WheelsTable(("app", "lib"), index=index.url)
+    earlier = {wheel.name: wheel for wheel in resolve_host(table, "", PROFILE, context(tmp_path))[0]}
+    make_wheel(index.directory, "app", "1.1", ["lib"])
+    make_wheel(index.directory, "lib", "1.6")
+    kept, _ = resolve_host(table, "", PROFILE, context(tmp_path), earlier)
+    assert versions(kept) == {"app": "1.0", "lib": "1.5"}
+    less = {name: wheel for name, wheel in earlier.items() if name != "lib"}
+    moved, _ = resolve_host(table, "", PROFILE, context(tmp_path), less)
+    assert versions(moved) == {"app": "1.0", "lib": "1.6"}
+    assert versions(resolve_host(table, "", PROFILE, context(tmp_path))[0]) == {"app": "1.1", "lib": "1.6"}
+
+
+def test_nothing_newer_than_asked(index: WheelIndex, tmp_path: Path) -> None:
+    index.uploaded[make_wheel(index.directory, "lib", "1.6").name] = "2026-06-01T08:00:00Z"
+    table = WheelsTable(("lib",), index=index.url, before="2026-06-01")
+    assert versions(resolve_host(table, "", PROFILE, context(tmp_path))[0]) == {"lib": "1.5"}
+
+
+def in_place(table: WheelsTable, where: SourceContext, earlier: Mapping[str, LockedWheel]) -> dict[str, LockedWheel]:
+    """Resolve as in an image, with an interpreter of this machine in its place."""
+    with open_rim(where) as rim_here, host_toolbox("", where) as toolbox:
+        found, _ = lock_wheels(table, toolbox, PROFILE, rim_here, (), earlier)
+    return {wheel.name: wheel for wheel in found}
+
+
+def test_a_source_distribution_is_built_and_kept(index: WheelIndex, tmp_path: Path) -> None:
+    make_wheel(index.directory, "helper", "1.0")
+    source = make_sdist(index.directory, "src", "1.0", ["lib"], build_requires=["helper"], imports="import helper")
+    table = WheelsTable(("src",), "image", index=index.url, build=("src",))
+    where = context(tmp_path)
+    made = in_place(table, where, {})
+    assert sorted(made) == ["lib", "pip", "src"]
+    src = made["src"]
+    assert where.cache.has(src.file.sha256, src.file.size)
+    assert src.file.origin["source"] == "built"
+    assert (src.built_from["sdist"], src.built_from["requirements"]) == (source.name, "helper==1.0")
+    assert src.built_from["sha256"] == hash_file(source)
+    assert made["lib"].requested_by == ("src",)
+
+    make_wheel(index.directory, "helper", "2.0")
+    assert in_place(table, where, made)["src"] == src, "the earlier wheel is taken"
+    where.cache.drop(src.file.sha256)
+    assert in_place(table, where, made)["src"] == src, "built anew of the same, it is the same"
+    where.cache.drop(src.file.sha256)
+    fresh = in_place(table, where, {})["src"]
+    assert (fresh.file.sha256, fresh.built_from["requirements"]) == (src.file.sha256, "helper==2.0")
+
+
+def test_a_build_requirement_that_is_not_there_is_named(index: WheelIndex, tmp_path: Path) -> None:
+    make_sdist(index.directory, "src", "1.0", build_requires=["absent>=3"])
+    table = WheelsTable(("src",), "image", index=index.url, build=("src",))
+    with pytest.raises(FetchError) as caught:
+        in_place(table, context(tmp_path), {})
+    assert caught.value.summary == "src: cannot be built, for its build requirement absent>=3 has no wheel here"
+
+
+def test_a_build_that_fails_is_named(index: WheelIndex, tmp_path: Path) -> None:
+    make_sdist(index.directory, "src", "1.0", imports="raise SystemExit('error: no compiler')")
+    table = WheelsTable(("src",), "image", index=index.url, build=("src",))
+    with pytest.raises(FetchError, match=r"^src: cannot be built") as caught:
+        in_place(table, context(tmp_path), {})
+    assert any("no compiler" in line for line in caught.value.details)
+
+
+def test_a_source_distribution_is_not_built_unasked(index: WheelIndex, tmp_path: Path) -> None:
+    make_sdist(index.directory, "src", "1.0")
+    with pytest.raises(FetchError, match=r"^src: the index has it, but no wheel") as caught:
+        resolve_host(WheelsTable(("src",), index=index.url), "", PROFILE, context(tmp_path))
+    assert 'wheels.build = ["src"]' in caught.value.remedy
