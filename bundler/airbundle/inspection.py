@@ -22,10 +22,10 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
         f"  serves    http://{manifest.serving.host}:{manifest.serving.port}",
     ]
     for model in manifest.models:
-        lines.append(
-            f"  model     {model.served_name}: {model.format}, {human_bytes(model.size)}, from {model.source}"
-            f" {model.revision}".rstrip()
-        )
+        stored = model.quantization or model.format
+        origin = f"{model.source} {model.revision}".rstrip()
+        lines.append(f"  {model.role:9} {model.served_name}: {stored}, {human_bytes(model.size)}, from {origin}")
+        lines += [f"            runs {code}" for code in model.custom_code]
     for image in manifest.images:
         lines.append(f"  image     {image.name}: {image.platform}, {human_bytes(image.size)}, {image.digest}")
     for wheel in manifest.wheels:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from airbundle import engines
 from airbundle.assemble import part_sizes
 from airbundle.cache import Cache
-from airbundle.contract.lock import BundleLock, LockedFile
+from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.render import human_bytes
@@ -18,13 +20,14 @@ _UNPACKED = 4
 
 @record
 class Row:
-    """One thing the bundle holds: what it is, where it comes from, bytes, and how many of them the cache has."""
+    """One thing the bundle holds: what it is, where it comes from, bytes, how many of them the cache has, remarks."""
 
     kind: str
     name: str
     source: str
     size: int
     cached: int
+    notes: tuple[str, ...] = ()
 
 
 @record
@@ -78,7 +81,12 @@ def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
 
 
 def _rows(lock: BundleLock, cache: Cache) -> list[Row]:
-    rows = [_row("model", model.served_name, model.source, model.files, cache) for model in lock.models]
+    rows = [
+        dataclasses.replace(
+            _row(model.role, model.served_name, model.source, model.files, cache), notes=_model_notes(model)
+        )
+        for model in lock.models
+    ]
     rows += [
         _row("image", image.name, image.source, (image.manifest, image.config, *image.blobs), cache)
         for image in lock.images
@@ -93,6 +101,15 @@ def _row(kind: str, name: str, source: str, files: tuple[LockedFile, ...], cache
     return Row(kind, name, source, size, cached)
 
 
+def _model_notes(model: LockedModel) -> tuple[str, ...]:
+    """What is known of a model, and what of its source is left out."""
+    notes = [f"weights: {model.quantization}"] if model.quantization else []
+    if model.custom_code:
+        notes.append(f"Python code that the engine runs: {', '.join(model.custom_code)}")
+    notes += [f"left out: {human_bytes(size)}, {why}" for why, size in model.skipped.items()]
+    return tuple(notes)
+
+
 def plan_text(plan: BuildPlan) -> str:
     """The plan for a person."""
     lines = [f"{plan.name} {plan.version} for {plan.profile}, runtime {plan.runtime}", "", "Contents"]
@@ -100,6 +117,7 @@ def plan_text(plan: BuildPlan) -> str:
     for row in plan.rows:
         state = "in the cache" if row.cached == row.size else f"to fetch: {human_bytes(row.size - row.cached)}"
         lines.append(f"  {row.kind:5}  {row.name:{width}}  {human_bytes(row.size):>9}  {state:22}  {row.source}")
+        lines += [f"         {note}" for note in row.notes]
     lines += [
         "",
         f"To fetch          {human_bytes(plan.fetch)} ({human_bytes(plan.cached)} in the cache)",
