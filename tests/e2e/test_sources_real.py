@@ -72,7 +72,7 @@ def test_image_of_a_docker_engine(docker_engine: DockerEngine, tmp_path: Path) -
         other = small_image(tmp_path, "other", {"data": b"another"})
         docker_engine.run("load", "-i", str(other.path))
         docker_engine.run("tag", other.reference, name)
-        forget(given.cache, locked.manifest)
+        forget(given.cache, locked.blobs[0])
         with pytest.raises(FetchError) as caught:
             fetch_all(items, lambda scheme: source, given.cache, given.talk)
         assert "another image now" in caught.value.details[0]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from airbundle import imagebuild, sources
+from airbundle import sources
 from airbundle.contract.lock import LockedFile, LockedImage, LockedModel
 from airbundle.contract.spec import ImageTable, ModelTable
 from airbundle.oci import pin
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.errors import FetchError, UsageError
 
-SCHEME = imagebuild.SCHEME
+SCHEME = "build"
 
 
 def create(context: SourceContext) -> BuildSource:
@@ -38,6 +38,10 @@ class BuildSource:
             raise UsageError(
                 f"{image.source}: build: is not written as a source", remedy="write an [image.build] table instead"
             )
+        from airbundle import (
+            imagebuild,
+        )  # here, since it brings along what few commands need
+
         below = ImageTable(image.build.base, platform=platform, mirrors=image.mirrors, insecure=image.insecure)
         base = sources.create(below.scheme, self._context).lock_image(below, platform)
         made = imagebuild.build(image.build, base, self._fetch_base, self._context)
