@@ -21,7 +21,7 @@ from airbundle.sources import registry as source_module
 from airbundle_onsite.errors import FetchError, UsageError
 from parts.images import ARCHITECTURES, Config, small_image
 from parts.registry import Registry
-from parts.sources import Heard, context, forget
+from parts.sources import context, forget
 
 PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"
 OCI = "application/vnd.oci.image"
