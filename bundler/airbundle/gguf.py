@@ -65,6 +65,7 @@ class GgufHeader:
         needed: bytes the file must at least have for its tensors.
         metadata: by key. Short arrays of numbers are tuples, and of every other array only its length is kept.
         types: tensor type (GGUF's number) -> elements stored in it.
+        sizes: tensor -> its bytes; 0 for a type that is not measured.
     """
 
     version: int
@@ -72,6 +73,7 @@ class GgufHeader:
     needed: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
     types: Mapping[int, int] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 class GgufError(ValueError):
@@ -113,6 +115,7 @@ class _Reader:
     def __init__(self, handle: IO[bytes]) -> None:
         self._handle = handle
         self._types: dict[int, int] = {}
+        self._sizes: dict[str, int] = {}
 
     def header(self) -> GgufHeader:
         magic = self._handle.read(4)
@@ -133,11 +136,11 @@ class _Reader:
         alignment = alignment if type(alignment) is int and alignment > 0 else 32
         ends = [self._tensor() for _ in range(tensors)]
         start = -(-self._handle.tell() // alignment) * alignment if tensors else self._handle.tell()
-        return GgufHeader(version, tensors, start + max(ends, default=0), metadata, self._types)
+        return GgufHeader(version, tensors, start + max(ends, default=0), metadata, self._types, self._sizes)
 
     def _tensor(self) -> int:
         """Where its data ends, counted from where the data begin."""
-        self._string()
+        name = self._string()
         dimensions = self._number("<I")
         if dimensions > 8:
             raise GgufError(f"claims a tensor of {dimensions} dimensions")
@@ -147,7 +150,8 @@ class _Reader:
         kind, offset = self._number("<I"), self._number("<Q")
         self._types[kind] = self._types.get(kind, 0) + elements
         block, size = _BLOCKS.get(kind, (1, 0))
-        return offset + -(-elements // block) * size
+        self._sizes[name] = -(-elements // block) * size
+        return offset + self._sizes[name]
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:

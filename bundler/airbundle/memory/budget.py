@@ -13,6 +13,7 @@ from typing import Any, Literal
 from packaging.specifiers import SpecifierSet
 
 from airbundle.memory.activation import latent_bytes, micro_batch_bytes, peak_bytes
+from airbundle.memory.adapters import with_draft_layers
 from airbundle.memory.config import DATA
 from airbundle.memory.kv import KvDtype, KvLayout, growing_bytes, state_bytes
 from airbundle.memory.paging import requests_held, sequence_bytes
@@ -148,6 +149,8 @@ def plan_memory(
         UsageError: nothing is known of that engine or version, or the model cannot be spread so.
     """
     facts = overheads(engine, version)
+    if load.drafted:
+        shape = with_draft_layers(shape)
     slots = facts["paging"] == "slots"
     if not slots:  # whole layers go to each GPU there, which always works
         check_parallel(shape, load.parallel)

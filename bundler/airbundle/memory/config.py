@@ -32,7 +32,12 @@ _ALIASES = {
     "moe_intermediate_size": ("expert_ffn_hidden_size",),
     "num_experts_per_tok": ("moe_topk", "moe_k", "num_experts_per_token", "top_k_experts"),
     "n_shared_experts": ("num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
-    "shared_expert_intermediate_size": ("shared_intermediate_size", "moe_shared_expert_intermediate_size"),
+    "shared_expert_intermediate_size": (
+        "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+    ),
+    "expert_hidden_size": ("moe_latent_size", "routed_expert_hidden_size"),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers"),
     "mamba_d_state": ("ssm_state_size", "state_size"),
     "mamba_d_conv": ("conv_kernel",),
@@ -45,6 +50,9 @@ _ALIASES = {
     "hidden_act": ("mlp_hidden_act", "hidden_activation", "activation_function"),
 }
 
+# Keys of caches whose sizes follow other rules than the ones here: compressed or block-sparse attention.
+_UNKNOWN_CACHES = ("compress_ratios", "sparse_attention_config")
+
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
 
 
@@ -52,7 +60,7 @@ def normalized(config: Mapping[str, Any]) -> dict[str, Any]:
     """The language model's part of a configuration under the names above.
 
     Raises:
-        UsageError: it is an encoder-decoder model, whose memory is not computed.
+        UsageError: it is an encoder-decoder model, or one with a cache of a kind that is not known; naming the key.
     """
     if config.get("is_encoder_decoder"):
         raise UsageError(
@@ -60,6 +68,11 @@ def normalized(config: Mapping[str, Any]) -> dict[str, Any]:
             remedy="name a causal language model",
         )
     text = dict(text_config(config))
+    unknown = [key for key in _UNKNOWN_CACHES if text.get(key)]
+    if unknown:
+        raise UsageError(
+            f"config.json: {unknown[0]} describes a cache that cannot be computed", remedy="measure it with the engine"
+        )
     for key in ("torch_dtype", "dtype", "tie_word_embeddings"):
         if text.get(key) is None and config.get(key) is not None:
             text[key] = config[key]

@@ -64,6 +64,14 @@ class _Maker:
             yield Tensor("model.per_layer_model_projection.weight", self._hidden * width * plain)
         for index in range(self._shape.layers):
             yield from self._layer(f"model.layers.{index}", index)
+        for number in range(self._shape.draft_layers):  # like the last layer, with a projection into it
+            name = f"model.layers.{self._shape.layers + number}"
+            yield Tensor(f"{name}.eh_proj.weight", 2 * self._hidden * self._hidden * plain)
+            yield from self._layer(name, self._last_attention())
+
+    def _last_attention(self) -> int:
+        with_attention = [index for index, role in enumerate(self._roles) if role in ("full", "sliding")]
+        return with_attention[-1] if with_attention else self._shape.layers - 1
 
     def _layer(self, name: str, index: int) -> Iterator[Tensor]:
         yield Tensor(f"{name}.input_layernorm.weight", self._hidden * self._sizes.plain, 2)
@@ -104,9 +112,11 @@ class _Maker:
     def _heads(self, name: str, kv_heads: int, key_dim: int, value_dim: int) -> Iterator[Tensor]:
         text, heads, plain, each = self._text, self._shape.heads, self._sizes.plain, self._sizes.attention
         gate = 2 if text.get("attn_output_gate") or "linear_num_value_heads" in text else 1
+        same = bool(text.get("attention_k_eq_v")) and key_dim == whole(text, "global_head_dim")
         yield self._matrix(f"{name}.q_proj.weight", self._hidden, heads * key_dim * gate, each)
         yield self._matrix(f"{name}.k_proj.weight", self._hidden, kv_heads * key_dim, each)
-        yield self._matrix(f"{name}.v_proj.weight", self._hidden, kv_heads * (value_dim or key_dim), each)
+        if not same:  # else the keys serve as values too
+            yield self._matrix(f"{name}.v_proj.weight", self._hidden, kv_heads * (value_dim or key_dim), each)
         yield self._matrix(f"{name}.o_proj.weight", heads * (value_dim or key_dim), self._hidden, each)
         if any(text.get(key) for key in ("attention_bias", "qkv_bias", "add_qkv_bias", "use_qkv_bias")):
             yield Tensor(f"{name}.q_proj.bias", heads * key_dim * plain)
@@ -124,6 +134,8 @@ class _Maker:
         yield self._matrix(f"{name}.kv_a_proj_with_mqa.weight", self._hidden, latent + rope, each)
         yield self._matrix(f"{name}.kv_b_proj.weight", latent, heads * (nope + value), each)
         yield self._matrix(f"{name}.o_proj.weight", heads * value, self._hidden, each)
+        if text.get("mla_use_output_gate"):
+            yield self._matrix(f"{name}.g_proj.weight", self._hidden, heads * value, each)
         index_dim, index_heads = whole(text, "index_head_dim"), whole(text, "index_n_heads")
         if index_dim and index_heads:
             yield self._matrix(f"{name}.indexer.wq_b.weight", query or self._hidden, index_heads * index_dim)
@@ -174,8 +186,11 @@ class _Maker:
             yield self._matrix(f"{name}.proj.weight", hidden, self._dense_width(index), count=matrices)
             return
         experts, width, plain = self._shape.experts, self._shape.expert_width, self._sizes.plain
+        narrow = whole(self._text, "expert_hidden_size")
         number = matrices * experts
-        yield self._matrix(f"{name}.experts.weight", hidden, width, self._sizes.expert, number)
+        yield self._matrix(f"{name}.experts.weight", narrow or hidden, width, self._sizes.expert, number)
+        if narrow:  # the experts work in a narrower space, with a projection into it and one out of it
+            yield Tensor(f"{name}.router_latent_proj.weight", hidden * narrow * plain, 2)
         yield Tensor(f"{name}.gate.weight", hidden * experts * plain)
         if self._sizes.expert != self._sizes.linear and self._text.get("attention_bias"):
             yield Tensor(f"{name}.experts.bias", experts * (2 * width + hidden) * plain)

@@ -1,8 +1,9 @@
-"""KV cache and recurrent state: bytes per token, per page and per sequence, on one rank.
+"""KV cache and recurrent state: bytes per token and per block, on one rank.
 
 Formulas: full attention as vLLM's FullAttentionSpec (key-value heads of the rank · (key + value width) · bytes);
-sliding windows with the batched-token term of its SlidingWindowSpec; chunked attention as its ChunkedLocalAttentionSpec; latent
-attention is not divided by the tensor parallel size; recurrent layers hold a fixed state per sequence.
+sliding windows with the batched-token term of its SlidingWindowSpec; chunked attention as its
+ChunkedLocalAttentionSpec; latent attention is not divided by the tensor parallel size; recurrent layers hold a fixed
+state per sequence.
 """
 
 from __future__ import annotations
@@ -113,4 +114,9 @@ def held_blocks(attention: Attention, tokens: int, layout: KvLayout, block: int)
 def stage_caches(shape: ModelShape, layout: KvLayout) -> list[list[Cache]]:
     """The caches of each pipeline stage's layers."""
     spans = stages(shape.layers, layout.parallel.pipeline)
-    return [[cache for layer in shape.caches[first:after] for cache in layer] for first, after in spans]
+    # Layers beyond the model's own, which draft tokens, are on the last stage.
+    ends = [*(after for _, after in spans[:-1]), len(shape.caches)]
+    return [
+        [cache for layer in shape.caches[first:end] for cache in layer]
+        for (first, _), end in zip(spans, ends, strict=True)
+    ]

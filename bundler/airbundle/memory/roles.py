@@ -13,6 +13,7 @@ _NAMES = {
     "full_attention": "full",
     "attention": "full",
     "indexed_attention": "full",
+    "deepseek_sparse_attention": "full",
     "sliding_attention": "sliding",
     "local": "sliding",
     "global": "full",
@@ -33,10 +34,11 @@ _LETTERS = {"M": "mamba", "*": "full", "-": "mlp", "E": "mlp"}
 def layer_roles(text: Mapping[str, Any], layers: int) -> tuple[str, ...]:
     """A role for each layer.
 
-    Keys read, in this order: ``layer_types``, ``layers_block_type``, ``hybrid_override_pattern`` (one letter a layer),
-    ``block_configs`` (searched architectures), ``linear_attn_config``, ``attn_type_list``, ``attn_layer_period``,
-    ``attn_layer_indices``, ``full_attention_interval``, ``no_rope_layers``, ``sliding_window_pattern``,
-    ``max_window_layers``. A bare ``sliding_window`` does not say which layers it holds for: all are charged as full.
+    Keys read, in this order: ``layer_types``, ``layers_block_type``, ``hybrid_layer_pattern`` (1: windowed),
+    ``hybrid_override_pattern`` (one letter a layer), ``block_configs`` (searched architectures),
+    ``linear_attn_config``, ``attn_type_list``, ``attn_layer_period``, ``attn_layer_indices``,
+    ``full_attention_interval``, ``no_rope_layers``, ``sliding_window_pattern``, ``max_window_layers``. A bare
+    ``sliding_window`` does not say which layers it holds for: all are charged as full.
 
     Raises:
         UsageError: a layer type is not known, or fewer are listed than there are layers.
@@ -65,6 +67,9 @@ def _listed(text: Mapping[str, Any], layers: int) -> tuple[str, ...] | None:
         # Where attention is as usual and nothing windowed, a list of one kind says nothing about Mamba beside it.
         beside = "+mamba" if text.get("mamba_d_ssm") and set(listed) <= {"full_attention", "attention"} else ""
         return tuple(_linear(text, _NAMES[str(name)]) + beside for name in listed)
+    flags = text.get("hybrid_layer_pattern")
+    if isinstance(flags, list):
+        return tuple("sliding" if flag else "full" for flag in flags)
     pattern = text.get("hybrid_override_pattern")
     if isinstance(pattern, str):
         letters = pattern.replace("|", "")

@@ -179,7 +179,7 @@ def dense_widths(text: Mapping[str, Any], layers: int) -> list[int]:
 
 def dense_width(text: Mapping[str, Any], index: int) -> int:
     """Feed-forward width of a dense layer."""
-    for key in ("intermediate_size_mlp", "intermediate_size"):
+    for key in ("intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"):
         if text.get(key):
             return of_layer(text[key], index)
     return 4 * need(text, "hidden_size")
@@ -195,6 +195,8 @@ def shared_width(text: Mapping[str, Any]) -> int:
         return own * max(number, 1)
     if text.get("intermediate_size_mlp") and experts:  # beside the routed one of Llama 4
         return each
+    if text.get("enable_moe_block") and experts:  # a dense feed-forward beside the experts
+        return whole(text, "intermediate_size")
     return number * each if experts else 0
 
 
