@@ -1,0 +1,167 @@
+"""Finds the first way of spreading a model that fits the memory, with the context and requests asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from airbundle.choose.layouts import layouts
+from airbundle.choose.limits import Candidate, kv_fp8
+from airbundle.choose.request import Layout, Rejected, Request, Verdict
+from airbundle.choose.situation import Target
+from airbundle.memory.budget import GIB, Device, Load, MemoryPlan, plan_memory
+from airbundle.memory.kv import KvDtype
+from airbundle.memory.parallel import Parallel
+from airbundle.memory.shape import ModelShape
+from airbundle.memory.weights import WeightPlan
+from airbundle_onsite.contract.record import record
+
+_ORDER: dict[Verdict, int] = {"runnable": 0, "tight": 1, "impossible": 2}
+SMALL_STEP, MOST = 2048, 0.94
+_ROUND = 8  # sequences: CUDA graphs are captured for multiples of it
+
+
+@record
+class Model:
+    """A model as the sizes need it: its shape, its weights, and bytes of files beyond what the shape implies."""
+
+    shape: ModelShape
+    weights: WeightPlan
+    surplus: int = 0
+
+
+@record
+class Way:
+    """One thing to try: how the model is spread, the cache's type, tokens of a step, share of the GPU's memory."""
+
+    layout: Layout
+    kv_dtype: KvDtype
+    batched: int
+    utilization: float
+
+
+@record
+class Size:
+    """A way of serving, and its memory.
+
+    Attributes:
+        full: plan for requests of full length; usual: for requests of usual length.
+        needed: bytes of each GPU that suffice.
+        sequences: per copy.
+    """
+
+    way: Way
+    full: MemoryPlan
+    usual: MemoryPlan
+    verdict: Verdict
+    reason: str
+    needed: int
+    sequences: int
+
+    @property
+    def layout(self) -> Layout:
+        return self.way.layout
+
+
+def settle_size(
+    candidate: Candidate, model: Model, target: Target, request: Request, workload: str
+) -> tuple[Size, tuple[Rejected, ...]]:
+    """The first size that is runnable; else the one that comes nearest. With it, what was passed over and why."""
+    options, out = layouts(model.shape, target, candidate.facts, workload)
+    tried: list[Size] = []
+    for way in _ways(options, candidate, target, request, workload):
+        size = _size(candidate, model, target, request, way)
+        tried.append(size)
+        if size.verdict == "runnable":
+            break
+    best = min(tried, key=_rank)
+    passed = {_name(size.layout): size for size in tried if size.layout != best.layout}
+    return best, (*out, *(Rejected(name, f"{size.verdict}: {size.reason}") for name, size in passed.items()))
+
+
+def _rank(size: Size) -> tuple[int, float]:
+    """Runnable before tight before impossible; then by how many requests fit, or by how little is missing."""
+    return _ORDER[size.verdict], size.needed if size.verdict == "impossible" else -size.usual.requests.low
+
+
+def _ways(
+    options: tuple[Layout, ...], candidate: Candidate, target: Target, request: Request, workload: str
+) -> Iterator[Way]:
+    """Every layout as one would like it; then with small steps, with more of the GPU, and with an 8-bit cache."""
+    smaller: KvDtype = "q8_0" if "layers" in candidate.facts.parallel else "fp8"
+    types: list[KvDtype] = ["bf16"]
+    if smaller == "q8_0" or kv_fp8(candidate.facts, candidate.version, target):
+        types.append(smaller)
+    usual, share = batched_tokens(workload, target.gib), request.utilization or candidate.facts.utilization
+    sizes = [(usual, share)]
+    if usual > SMALL_STEP:
+        sizes.append((SMALL_STEP, share))
+    if 0 < share < MOST and not request.utilization:
+        sizes.append((min(usual, SMALL_STEP), MOST))
+    for kv_dtype in types:
+        for batched, utilization in sizes:
+            for layout in options:
+                yield Way(layout, kv_dtype, batched, utilization)
+
+
+def _name(layout: Layout) -> str:
+    parts = {"tensor parallel": layout.tensor, "pipeline stages": layout.pipeline, "copies": layout.copies}
+    return ", ".join(f"{name} {count}" for name, count in parts.items() if count > 1) or "one GPU"
+
+
+def batched_tokens(workload: str, gib: float) -> int:
+    """Tokens of one step: large steps for throughput, small ones where running answers must not wait for prompts.
+
+    2048 is the engines' default on smaller GPUs, 8192 from 70 GiB on.
+    """
+    if gib < 70 or workload == "interactive":
+        return SMALL_STEP
+    return 16384 if workload == "batch" else 8192
+
+
+def _size(candidate: Candidate, model: Model, target: Target, request: Request, way: Way) -> Size:
+    layout, kv_dtype = way.layout, way.kv_dtype
+    wanted = math.ceil(request.concurrency / layout.copies)
+    sequences = math.ceil(wanted / _ROUND) * _ROUND if target.gpus else wanted
+    parallel = Parallel(layout.tensor, layout.pipeline)
+    device = Device(target.memory, target.capability)
+
+    def plan(context: int, concurrency: int) -> MemoryPlan:
+        load = Load(
+            context=context,
+            concurrency=concurrency,
+            parallel=parallel,
+            kv_dtype=kv_dtype,
+            sequences=sequences,
+            batched_tokens=max(way.batched, sequences),
+            utilization=way.utilization,
+            extra=model.surplus // parallel.gpus,
+        )
+        return plan_memory(candidate.facts.budget, _known(candidate), model.shape, model.weights, device, load)
+
+    usual = min(request.typical or request.context, request.context)
+    one = plan(request.context, 1 if request.typical else wanted)
+    many = plan(usual, wanted)
+    verdict = max(one.verdict, many.verdict, key=lambda name: _ORDER[name])
+    needed = needed_memory(
+        many if many.sequence * wanted > one.sequence else one, max(one.sequence, many.sequence * wanted)
+    )
+    worse = one if _ORDER[one.verdict] >= _ORDER[many.verdict] else many
+    return Size(way, one, many, verdict, worse.reason, needed, sequences)
+
+
+def _known(candidate: Candidate) -> str:
+    """Builds without versions that compare (``b11669``) are planned as the newest."""
+    return candidate.version if candidate.version[:1].isdigit() else ""
+
+
+def needed_memory(plan: MemoryPlan, cache: float) -> int:
+    """Bytes of a GPU that suffice for a plan with that much cache, by the pessimistic bounds."""
+    spent = plan.weights + plan.activation.high + plan.graphs.high + plan.runtime.high + cache
+    share = plan.budget.low / plan.total if plan.total and plan.budget.low > 0 else 0.9
+    return math.ceil(spent / min(max(share, 0.5), 1.0))
+
+
+def gib_text(count: float) -> str:
+    """``12.3 GiB``."""
+    return f"{count / GIB:.1f} GiB"
