@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from airbundle import quantization
 from airbundle.contract.lock import LockedModel
@@ -19,6 +19,11 @@ _ENCODED_BY_ENGINE = frozenset({"deepseek_v32"})
 """Values of model_type whose conversations the engines encode without a template."""
 _TEMPLATE_FLAGS = frozenset({"chat-template", "chat-template-file", "chat_template", "tokenizer-mode"})
 _TOKENIZER_FLAGS = frozenset({"tokenizer", "tokenizer-path", "skip-tokenizer-init", "tokenizer-mode"})
+
+
+_PLAIN = frozenset({"F64", "F32", "F16", "BF16"})
+_CHANGES_STORAGE = frozenset({"awq", "gptq", "mxfp4", "fbgemm_fp8"})
+"""Methods whose tensors are never plain; others may quantise while loading."""
 
 
 @record
@@ -60,6 +65,30 @@ def model_checks(card: Card, model: LockedModel, use: Use) -> tuple[CheckResult,
         checks += [_config(card, model), _tokenizer(card, model, use), _template(card, model, use)]
         checks += _generation(card, model)
     return tuple(checks)
+
+
+def stored_checks(card: Card, types: Mapping[str, int]) -> tuple[CheckResult, ...]:
+    """Whether the tensors are stored as the configuration says; where they are not, engines load nonsense.
+
+    Args:
+        card: of a whole model.
+        types: bytes by data type of its safetensors files; empty for other formats.
+    """
+    total, plain = sum(types.values()), sum(size for kind, size in types.items() if kind in _PLAIN)
+    most = max(types, key=lambda kind: types[kind], default="")
+    found = ", ".join(f"{kind} {100 * size // total} %" for kind, size in sorted(types.items()))
+    named = quantization.method(card.quantization)
+    if total and not card.quantization and 2 * plain < total:
+        summary = f"its weights are stored as {most} in the main, and config.json does not say how to read them"
+    elif total and named in _CHANGES_STORAGE and plain == total:
+        summary = f"config.json says {card.quantization}, and every tensor is plain floating point"
+    else:
+        return ()
+    return (
+        CheckResult(
+            "model.stored", "warn", summary, actual=found, remedy="take config.json and weights from the same revision"
+        ),
+    )
 
 
 def report(what: str, checks: Sequence[CheckResult], talk: Talk) -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from airbundle import engines
 from airbundle.beside import Given, adapter_facts, beside_checks
 from airbundle.cache import Cache
 from airbundle.contract.lock import BundleLock, LockedModel
-from airbundle.engines.lazy import LazyNeed, lazy_check, lazy_needs
+from airbundle.engines.lazy import LazyNeed, lazy_check, needs_in, wheel_versions
 from airbundle.lockmodels import lock_vocabulary, with_card
 from airbundle.modelcard import Card, at_hand, package_names, read_card
-from airbundle.modelchecks import model_checks, report, use_of
+from airbundle.modelchecks import model_checks, report, stored_checks, use_of
 from airbundle.sources.base import SourceContext
-from airbundle.weights import prove
+from airbundle.weights import prove, stored_types
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.errors import FetchError
 from airbundle_onsite.system import Talk
@@ -43,7 +43,7 @@ def prove_models(lock: BundleLock, cache: Cache, talk: Talk) -> BundleLock:
         except FetchError as error:
             raise FetchError(f"{model.source}: {error.summary}", details=error.details, remedy=error.remedy) from error
         card = read_card([file.path for file in model.files], files, model.entry)
-        checks = model_checks(card, model, use_of(lock.spec))
+        checks = [*model_checks(card, model, use_of(lock.spec)), *stored_checks(card, stored_types(files))]
         report(model.source, [*checks, *_package_checks(lock, cache, card)], talk)
         models.append(with_card(model, card))
     check_beside(models, cache, talk)
@@ -85,19 +85,13 @@ def with_adapter_facts(model: LockedModel, cache: Cache) -> LockedModel:
 def needs_of(lock: BundleLock) -> tuple[LazyNeed, ...]:
     """What the lock's engine would want from outside with the lock's model."""
     engine = lock.spec.engine.name
-    model = lock.models[0]
-    facts = {"model_type": model.facts.get("model_type", ""), "custom_code": ",".join(model.custom_code)}
-    return lazy_needs(engine, engines.create(engine).version(lock), facts, _versions(lock))
+    return needs_in(engine, engines.create(engine).version(lock), lock)
 
 
 def lazy_checks(lock: BundleLock) -> tuple[CheckResult, ...]:
     """Whether the bundle has what `needs_of` names."""
     hashes = {file.sha256 for model in lock.models for file in model.files if model.role == "vocabulary"}
-    return tuple(lazy_check(need, _versions(lock), hashes, _tools(lock)) for need in needs_of(lock))
-
-
-def _versions(lock: BundleLock) -> Mapping[str, str]:
-    return {wheel.name: wheel.version for wheel in lock.wheels}
+    return tuple(lazy_check(need, wheel_versions(lock), hashes, _tools(lock)) for need in needs_of(lock))
 
 
 def _tools(lock: BundleLock) -> frozenset[str] | None:

@@ -127,6 +127,7 @@ def value_problems(raw: Mapping[str, Any]) -> list[str]:
     problems += _requirement_problems("wheels.constraints", _get(raw, "wheels.constraints"))
     problems += _index_problems(_get(raw, "wheels.indexes"))
     problems += _smoke_problems(raw.get("smoke"))
+    problems += _extra_problems(_get(raw, "model.extra"))
     return problems
 
 
@@ -232,6 +233,13 @@ def _index_problems(tables: Any) -> Iterator[str]:
         yield from (f"wheels.indexes[{index}].url: {reason}" for reason in _index(str(table.get("url", ""))))
         if table.get("packages") == []:
             yield f"wheels.indexes[{index}].packages: empty: name the packages that come from there"
+
+
+def _extra_problems(tables: Any) -> Iterator[str]:
+    for index, table in enumerate(tables if isinstance(tables, list) else ()):
+        source = table.get("source") if isinstance(table, Mapping) else None
+        if isinstance(source, str):
+            yield from (f"model.extra[{index}].source: {reason}" for reason in _scheme(source))
 
 
 def _smoke_problems(tests: Any) -> Iterator[str]:

@@ -136,6 +136,17 @@ def _prove_file(
     return ""
 
 
+def stored_types(files: Mapping[str, Path]) -> dict[str, int]:
+    """Bytes by data type (``BF16``, ``F8_E4M3``, …) of all tensors in the safetensors files of a proven model."""
+    found: dict[str, int] = {}
+    for path, file in files.items():
+        if path.endswith(".safetensors"):
+            for entry in read_safetensors(file).values():
+                begin, end = entry["data_offsets"]
+                found[entry["dtype"]] = found.get(entry["dtype"], 0) + end - begin
+    return found
+
+
 @record
 class _Extent:
     begin: int

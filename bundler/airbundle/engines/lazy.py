@@ -12,6 +12,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
+from airbundle.contract.lock import BundleLock
 from airbundle_onsite.contract.checks import CheckResult, Status
 from airbundle_onsite.contract.record import decode, record
 
@@ -84,6 +85,29 @@ def lazy_needs(
         and (not need.model_types or facts.get("model_type", "") in need.model_types)
         and (not need.custom_code or bool(facts.get("custom_code")))
     )
+
+
+def needs_in(engine: str, version: str, lock: BundleLock) -> tuple[LazyNeed, ...]:
+    """`lazy_needs` of a locked bundle."""
+    model = lock.models[0]
+    facts = {"model_type": model.facts.get("model_type", ""), "custom_code": ",".join(model.custom_code)}
+    return lazy_needs(engine, version, facts, wheel_versions(lock))
+
+
+def wheel_versions(lock: BundleLock) -> dict[str, str]:
+    """Project -> version, of the bundle's wheels."""
+    return {wheel.name: wheel.version for wheel in lock.wheels}
+
+
+def plan_environment(engine: str, version: str, lock: BundleLock) -> dict[str, str]:
+    """Variables for an engine's launch plans: they keep it quiet, and point it to what was packed for it."""
+    found: dict[str, str] = {}
+    for need in needs_in(engine, version, lock):
+        wanted = {file.sha256 for file in need.files}
+        holder = next((model for model in lock.models if wanted <= {file.sha256 for file in model.files}), None)
+        if holder is not None:
+            found |= environment([need], f"{{models}}/{holder.served_name}")
+    return found
 
 
 def _within(version: str, wanted: str) -> bool:

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from string import Formatter
 
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from airbundle.engines.lazy import LazyNeed, NeededFile, all_needs, environment, lazy_check, lazy_needs
+from airbundle import profiles
+from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
+from airbundle.data import data_dir
+from airbundle.engines.lazy import (
+    LazyNeed,
+    NeededFile,
+    all_needs,
+    environment,
+    lazy_check,
+    lazy_needs,
+    plan_environment,
+)
+from airbundle.spec import load_spec
 from airbundle_onsite.contract.launch import PLACEHOLDERS
 
 FLASHINFER = next(need for need in all_needs() if need.id == "flashinfer-kernels")
@@ -92,3 +105,15 @@ def test_environment_points_to_what_was_packed() -> None:
     assert (found["FLASHINFER_NO_DOWNLOAD"], found["VLLM_NO_USAGE_STATS"]) == ("1", "1")
     file = NeededFile("a", "http://h/a", "0" * 64)
     assert environment([LazyNeed("x", ("e",), "w", "s", "u", files=(file,))], "") == {}
+
+
+def test_an_engine_s_plans_are_pointed_to_the_vocabulary_by_its_files() -> None:
+    spec = load_spec(data_dir("manifests") / "demo-smollm2.toml")
+    main = LockedModel("m", "hf:o/m", "r", "safetensors", (), facts={"model_type": "gpt_oss"})
+    files = tuple(LockedFile(file.name, file.sha256, 9) for file in HARMONY.files)
+    tables = LockedModel("tables", "local:t", "r", "other", files, role="vocabulary")
+    lock = BundleLock(1, 0, "t", spec, "0" * 64, profiles.load("cpu-x86_64"), (main, tables))
+    assert plan_environment("vllm", "0.33.0", lock)["TIKTOKEN_ENCODINGS_BASE"] == "{models}/tables"
+    without = plan_environment("vllm", "0.33.0", dataclasses.replace(lock, models=(main,)))
+    assert "TIKTOKEN_ENCODINGS_BASE" not in without and without["VLLM_NO_USAGE_STATS"] == "1"
+    assert plan_environment("llama.cpp", "1", lock) == {}

@@ -11,7 +11,8 @@ import pytest
 
 from airbundle.contract.lock import LockedFile, LockedModel
 from airbundle.modelcard import Card, package_names, read_card
-from airbundle.modelchecks import Use, model_checks, report
+from airbundle.modelchecks import Use, model_checks, report, stored_checks
+from airbundle.weights import stored_types
 from airbundle_onsite.errors import FetchError
 from parts.gguf import gguf, language_model
 from parts.sources import Heard
@@ -154,3 +155,30 @@ def test_json_that_is_none_is_named(model: Path) -> None:
     (model / "config.json").write_text("{")
     with pytest.raises(FetchError, match=r"config\.json: not JSON"):
         card_of(model)
+
+
+@pytest.mark.parametrize(
+    ("method", "types", "words"),
+    [
+        ("", {"BF16": 10}, ""),
+        ("", {"BF16": 10, "F8_E4M3": 90}, "stored as F8_E4M3 in the main"),
+        ("fp8 e4m3", {"BF16": 10, "F8_E4M3": 90}, ""),
+        ("awq int4 g128", {"F16": 10, "I32": 90}, ""),
+        ("awq int4 g128", {"F16": 10}, "every tensor is plain"),
+        ("bitsandbytes int8", {"BF16": 10}, ""),
+        ("", {}, ""),
+    ],
+)
+def test_weights_that_are_stored_otherwise_than_their_configuration_says(
+    method: str, types: dict[str, int], words: str
+) -> None:
+    checks = stored_checks(Card((), quantization=method), types)
+    assert [check.status for check in checks] == (["warn"] if words else [])
+    assert all(words in check.summary for check in checks)
+
+
+def test_types_of_real_tensors(model: Path) -> None:
+    files = {path.name: path for path in model.iterdir()}
+    size = sum(path.stat().st_size for name, path in files.items() if name.endswith(".safetensors"))
+    types = stored_types(files)
+    assert list(types) == ["F16"] and size * 0.9 < types["F16"] < size

@@ -173,3 +173,14 @@ def test_keys_are_found_past_strings_of_several_lines() -> None:
 
 def _plain(text: str) -> object:
     return tomllib.loads(text)
+
+
+def test_what_stands_beside_the_model(tmp_path: Path) -> None:
+    tables = '[[model.extra]]\nrole = "draft"\nsource = "local:d"\nserved_name = "d"\n'
+    (extra,) = load_spec(write(tmp_path, GOOD + tables)).model.extra
+    assert (extra.role, extra.source, extra.served_name) == ("draft", "local:d", "d")
+    wrong = tables.replace('"draft"', '"daft"').replace("local:d", "lokal:d")
+    details = "\n".join(refused(write(tmp_path, GOOD + wrong)).details)
+    assert "model.extra[0].role: expected one of 'draft'" in details and "did you mean 'draft'" in details
+    assert "model.extra[0].source: no source 'lokal' (did you mean 'local'?)" in details
+    assert "given to two of the models" in refused(write(tmp_path, GOOD + tables.replace('"d"', '"m"'))).details[0]
