@@ -37,6 +37,7 @@ from airbundle_onsite.system import Talk
 
 _LATEST = 4_354_819_198  # the last moment of 2107, which a zip archive can name; tar could go on a little
 LOCK_FILE = "bundle.lock.json"
+PROOF_FILE = "closure-proof.json"
 
 
 @record
@@ -74,6 +75,7 @@ def build(
     environ: Mapping[str, str],
     talk: Talk,
     replace: bool = False,
+    config: Mapping[str, bytes] | None = None,
     examine: Callable[[Path], Mapping[str, bytes]] | None = None,
 ) -> Built:
     """Assemble a bundle from a lock whose files are all in the cache.
@@ -86,6 +88,7 @@ def build(
         environ: for SOURCE_DATE_EPOCH.
         talk: progress.
         replace: whether a bundle of that name may be replaced (once the new one is whole).
+        config: further files for config/, by name.
         examine: called with the directory of the whole bundle before that gets its name; the files it returns, by
             name, go beside the parts. What it raises keeps the bundle from appearing.
 
@@ -101,8 +104,8 @@ def build(
     engine = engines.create(lock.spec.engine.name)
     plans = engine.plans(lock)
     require_images(plans, lock.images)
-    config = {LOCK_FILE: lock_document(lock), **engine.config_files(lock)}
-    contents = collect(lock, cache, config)
+    own = {LOCK_FILE: lock_document(lock), **engine.config_files(lock), **(config or {})}
+    contents = collect(lock, cache, own)
     inventory = take_inventory(lock, cache)
     created = bundle_time(lock, environ)
     payload_plan = plan_payload(contents.members, created)

@@ -20,6 +20,7 @@ from airbundle.prove.target import Package, Target, make_target, packages_of
 from airbundle_onsite.contract.checks import CheckResult, Status
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
+from airbundle_onsite.errors import FetchError
 
 
 @record
@@ -48,6 +49,16 @@ class Proof:
 
     rows: tuple[ProofRow, ...]
     checks: tuple[CheckResult, ...]
+
+    def require(self) -> None:
+        """Raise FetchError, listing every check that failed, unless none did."""
+        failed = [check for check in self.checks if check.status == "fail"]
+        if failed:
+            raise FetchError(
+                f"the closure proof failed: {len(failed)} finding(s) say that this cannot run on the target",
+                details=[check.summary for check in failed],
+                remedy="; ".join(dict.fromkeys(check.remedy for check in failed if check.remedy)),
+            )
 
 
 def prove_closure(

@@ -1,0 +1,131 @@
+"""`airbundle build` and `demo`: from a lock to a bundle, and to a model that answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from airbundle import demo, sources
+from airbundle.build import PROOF_FILE, Built, build
+from airbundle.commands.app import App, end_with, size, spec_options, with_app
+from airbundle.commands.locking import fresh_lock
+from airbundle.contract.lock import BundleLock
+from airbundle.data import data_dir
+from airbundle.fetch import fetch_all
+from airbundle.planview import plan_build, plan_text
+from airbundle.prove.closure import table_text
+from airbundle.prove.collect import prove_lock
+from airbundle.rehearse import run as rehearsal
+from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.record import encode
+from airbundle_onsite.errors import ExitCode
+from airbundle_onsite.render import checks_text, human_bytes
+from airbundle_onsite.system import SystemRunner
+
+
+@click.command("build")
+@spec_options
+@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
+@click.option("--part-size", type=size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
+@click.option("--force", is_flag=True, help="Replace a bundle of the same name and version.")
+@click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
+@click.option("--unproven", is_flag=True, help="Build although the closure proof failed; the bundle says so.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@with_app
+def build_command(
+    app: App,
+    spec_path: Path,
+    lock_path: Path | None,
+    overrides: Sequence[str],
+    output: Path,
+    part_size: int,
+    force: bool,
+    rehearsed: bool,
+    unproven: bool,
+    dry_run: bool,
+) -> None:
+    """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble."""
+    made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
+    if dry_run:
+        planned = plan_build(made, app.cache, part_size)
+        app.result(plan_text(planned), planned)
+        return
+    built = fetch_and_build(
+        app, made, spec_path, output, part_size=part_size, force=force, rehearsed=rehearsed, unproven=unproven
+    )
+    app.result(built_text(built), {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest})
+
+
+@click.command("demo")
+@click.option("--dir", "directory", type=click.Path(path_type=Path), help="Where to build and install (./demo).")
+@with_app
+def demo_command(app: App, directory: Path | None) -> None:
+    """Build a real bundle, install it with the network cut, and let the model answer a question."""
+    work = (directory or demo.default_directory()).absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    path = data_dir("manifests") / "demo-smollm2.toml"
+    made = fresh_lock(app, path, work / "demo-smollm2.lock.json", ())
+    built = fetch_and_build(app, made, path, work, part_size=layout.DEFAULT_PART_SIZE, force=True)
+    app.console.say(built_text(built))
+    code = demo.site_half(built.directory, work / "site", demo.free_port(), SystemRunner(), app.console)
+    if code:
+        raise demo.DemoError("the site half of the demo failed; its own message is above", code)
+
+
+def fetch_and_build(
+    app: App,
+    made: BundleLock,
+    spec_path: Path,
+    output: Path,
+    *,
+    part_size: int,
+    force: bool,
+    rehearsed: bool = False,
+    unproven: bool = False,
+) -> Built:
+    """Fetch what the cache lacks, prove that it all fits together and the target, and assemble."""
+    context = app.context(spec_path.absolute().parent)
+    fetch_all(made.items(), lambda scheme: sources.create(scheme, context), app.cache, app.console)
+    proof = prove_lock(made, app.cache)
+    if not unproven:
+        proof.require()
+    rehearse = rehearsal.examiner(rehearsal.Settings(), runner=context.runner, environ=os.environ, talk=app.console)
+    return build(
+        made,
+        app.cache,
+        output,
+        part_size=part_size,
+        environ=os.environ,
+        talk=app.console,
+        replace=force,
+        config={PROOF_FILE: encode(proof)},
+        examine=rehearse if rehearsed else None,
+    )
+
+
+def built_text(built: Built) -> str:
+    """Where it is, and what comes next."""
+    parts = len(built.manifest.payload.parts)
+    return (
+        f"{built.directory}: {human_bytes(built.size)} in {parts} part{'s' if parts > 1 else ''}\n"
+        f"Copy the whole directory to the site, then there: bash {layout.INSTALLER} --verify"
+    )
+
+
+@click.command("prove")
+@spec_options
+@with_app
+def prove_command(app: App, spec_path: Path, lock_path: Path | None, overrides: Sequence[str]) -> None:
+    """Hold the native code of SPEC's wheels and images against the target: GPU code, CUDA, glibc, libraries."""
+    made = fresh_lock(app, spec_path, lock_path, overrides)
+    context = app.context(spec_path.absolute().parent)
+    fetch_all(made.items(), lambda scheme: sources.create(scheme, context), app.cache, app.console)
+    proof = prove_lock(made, app.cache)
+    app.result(f"{table_text(proof.rows)}\n\n{checks_text(proof.checks)}", proof)
+    end_with(proof.checks, ExitCode.FETCH)
+
+
+COMMANDS = (build_command, demo_command, prove_command)

@@ -1,0 +1,41 @@
+"""`airbundle cache`: the store of fetched files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from airbundle import resolve
+from airbundle.commands.app import App, with_app
+from airbundle_onsite.render import human_bytes
+
+
+@click.group("cache")
+def cache_group() -> None:
+    """Look after the cache of fetched files."""
+
+
+@cache_group.command("info")
+@with_app
+def cache_info(app: App) -> None:
+    """Show where the cache is and how much it holds."""
+    use = app.cache.use()
+    partial = f", {use.partial_files} unfinished ({human_bytes(use.partial_size)})" if use.partial_files else ""
+    app.result(f"{use.root}: {use.files} files, {human_bytes(use.size)}{partial}", use)
+
+
+@cache_group.command("prune")
+@click.option("--keep", "locks", multiple=True, type=click.Path(path_type=Path), help="Keep what this lock needs.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@with_app
+def cache_prune(app: App, locks: Sequence[Path], dry_run: bool) -> None:
+    """Remove unfinished downloads, and every file that no lock given with --keep needs."""
+    keep = {item.sha256 for path in locks for item in resolve.read_lock(path).items()}
+    removed = app.cache.prune(keep, dry_run=dry_run)
+    verb = "would be removed" if dry_run else "removed"
+    app.result(f"{removed.files} files, {human_bytes(removed.size)} {verb}", removed)
+
+
+COMMANDS = (cache_group,)

@@ -1,0 +1,124 @@
+"""`airbundle init`, `lock` and `plan`: from a spec to a lock, and what a build would do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from airbundle import resolve, spec
+from airbundle.commands.app import App, size, spec_options, with_app
+from airbundle.contract.lock import BundleLock
+from airbundle.contract.spec import BundleSpec
+from airbundle.planview import plan_build, plan_text
+from airbundle_onsite.contract import layout
+from airbundle_onsite.errors import UsageError
+from airbundle_onsite.render import human_bytes
+from airbundle_onsite.system import SystemClock
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path), default="bundle.toml")
+@click.option("--kind", type=click.Choice(["venv", "docker", "base-wheels"]), default="venv", show_default=True)
+@with_app
+def init(app: App, path: Path, kind: str) -> None:
+    """Write a starter spec to PATH."""
+    if path.exists():
+        raise UsageError(f"{path} exists already", remedy="name another file")
+    try:
+        path.write_text(spec.starter_spec(kind), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", remedy="name a file that can be written") from error
+    app.result(f"{path} written: edit it, then run `airbundle plan {path}`", {"spec": str(path)})
+
+
+@click.command()
+@spec_options
+@click.option("--upgrade", "names", multiple=True, metavar="NAME", help="Let this wheel move to a newer version.")
+@click.option("--upgrade-all", is_flag=True, help="Let every wheel move to a newer version.")
+@with_app
+def lock(
+    app: App,
+    spec_path: Path,
+    lock_path: Path | None,
+    overrides: Sequence[str],
+    names: Sequence[str],
+    upgrade_all: bool,
+) -> None:
+    """Pin everything SPEC names: tags to digests, branches to commits, requirements to hashed wheels.
+
+    Wheels of an earlier lock keep their versions where the spec still allows them.
+    """
+    wanted = spec.load_spec(spec_path, overrides)
+    target = lock_path or lock_path_of(spec_path)
+    before = resolve.read_lock(target) if target.exists() else None
+    made = make_lock(app, wanted, spec_path, target, None if upgrade_all else names)
+    resolve.write_lock(made, target)
+    moved = resolve.moved_wheels(before, made)
+    total, wheels = sum(item.size for item in made.items()), sum(wheel.file.size for wheel in made.wheels)
+    counts = f"{len(made.models)} model(s), {len(made.images)} image(s), {len(made.wheels)} wheel(s)"
+    told = f" of {human_bytes(wheels)}" if made.wheels else ""
+    app.result(
+        "\n".join([f"{target} written: {counts}{told}, {human_bytes(total)} in all", *moved]),
+        {
+            "lock": str(target),
+            "files": len(made.items()),
+            "size": total,
+            "wheels": {"count": len(made.wheels), "size": wheels, "moved": moved},
+        },
+    )
+
+
+@click.command()
+@spec_options
+@click.option("--part-size", type=size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
+@with_app
+def plan(
+    app: App,
+    spec_path: Path,
+    lock_path: Path | None,
+    overrides: Sequence[str],
+    part_size: int,
+) -> None:
+    """Show what a build would fetch and write, and why the engine gets its flags; locks first if there is no lock."""
+    made = fresh_lock(app, spec_path, lock_path, overrides)
+    planned = plan_build(made, app.cache, part_size)
+    app.result(plan_text(planned), planned)
+
+
+def lock_path_of(spec_path: Path) -> Path:
+    return spec_path.with_name(f"{spec_path.stem}.lock.json")
+
+
+def make_lock(
+    app: App, wanted: BundleSpec, spec_path: Path, target: Path, upgrade: resolve.Upgrade = resolve.NONE
+) -> BundleLock:
+    previous = resolve.read_lock(target) if target.exists() else None
+    return resolve.lock(
+        wanted,
+        context=app.context(spec_path.absolute().parent),
+        clock=SystemClock(),
+        previous=previous,
+        upgrade=upgrade,
+    )
+
+
+def fresh_lock(
+    app: App, spec_path: Path, lock_path: Path | None, overrides: Sequence[str], *, keep: bool = True
+) -> BundleLock:
+    """The lock of a spec: the one on disk when it is of this very spec, else a new one (written when `keep`)."""
+    wanted = spec.load_spec(spec_path, overrides)
+    target = lock_path or lock_path_of(spec_path)
+    if target.exists():
+        made = resolve.read_lock(target)
+        if not resolve.is_stale(made, wanted):
+            return made
+        app.console.say(f"{target} was made from another spec: locking again")
+    made = make_lock(app, wanted, spec_path, target)
+    if keep:
+        resolve.write_lock(made, target)
+    return made
+
+
+COMMANDS = (init, lock, plan)
