@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from airbundle_onsite.errors import ExitCode
+from parts import need
 from parts.process import port_open, wait_until
 from parts.sites import Site, release_bundle, site
 
@@ -223,3 +226,31 @@ def test_staging_needs_no_free_port(two: Site, tmp_path: Path) -> None:
         started = other.run("activate", "v3", "--yes", "--port", two.port)
         assert started.code == ExitCode.PREFLIGHT, started
     assert two.answer() == "Paris, says v2"
+
+
+def test_credentials_of_whoever_installs_go_nowhere(two: Site) -> None:
+    secret = {"HF_TOKEN": "hf_" + "a" * 20, "OPENAI_API_KEY": "sk-" + "b" * 20, "DB_PASSWORD": "c" * 20}
+    assert two.run("stop", env=secret).code == 0
+    assert two.run("start", env=secret).code == 0
+    assert two.run("support-bundle", two.root / "support.tgz", env=secret).code == 0
+    environment = Path(f"/proc/{two.engines()[0]}/environ").read_bytes()
+    kept = [path.read_bytes() for path in two.root.rglob("*") if path.is_file() and not path.is_symlink()]
+    for value in secret.values():
+        assert value.encode() not in environment
+        assert not any(value.encode() in data for data in kept)
+    for path in [*two.root.rglob("*.log"), *two.root.rglob("spec.json"), two.root / "support.tgz"]:
+        if path.name != "prepare.log":
+            assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_without_proc_nothing_is_started_that_could_not_be_stopped(tmp_path: Path, bundles: dict[str, Path]) -> None:
+    need.need("ext4")  # stands for: root, who may mount
+    words = [sys.executable, "-I", bundles["v1"] / "onsite.pyz", "--bundle", bundles["v1"], "--yes"]
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh", *words, "--root", tmp_path / "r"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == ExitCode.PREFLIGHT, done.stderr
+    assert "mount -t proc proc /proc" in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Optional
@@ -10,6 +11,8 @@ from typing import Optional
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.values import PROXIES
+
+_CREDENTIAL = re.compile(r"(?i)token|secret|passw|credential|(api|access|private|auth)_?key")
 
 
 def pip_wheel(manifest: BundleManifest) -> str:
@@ -43,10 +46,15 @@ def install_argv(python: str, pip: PurePath, wheels: PurePath, target: Optional[
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """`environ` without anything that could change what pip or Python do, and with pip's files switched off."""
+    """`environ` without anything that could change what pip or Python do, and with pip's files switched off.
+
+    Without credentials too: an engine that runs for months is not to hold the token of whoever installed it.
+    """
     kept = {
         name: value
         for name, value in environ.items()
-        if not name.startswith(("PIP_", "PYTHON", "VIRTUAL_ENV", "CONDA_", "UV_")) and name not in PROXIES
+        if not name.startswith(("PIP_", "PYTHON", "VIRTUAL_ENV", "CONDA_", "UV_"))
+        and name not in PROXIES
+        and not _CREDENTIAL.search(name)
     }
     return {**kept, "PIP_CONFIG_FILE": os.devnull, "PYTHONNOUSERSITE": "1", "PYTHONUTF8": "1"}

@@ -24,6 +24,7 @@ from airbundle_onsite.runtimes import process
 from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.pip import clean_environment, install_argv, pip_wheel
+from airbundle_onsite.runtimes.supervisor import identity
 from airbundle_onsite.runtimes.values import fill_plan, physical_cores
 from airbundle_onsite.runtimes.venv_python import find_python
 
@@ -53,8 +54,19 @@ class VenvRuntime:
     # --- before a start -----------------------------------------------------------------------------------
 
     def preflight(self, manifest: BundleManifest, plan: LaunchPlan, fingerprint: Fingerprint) -> list[CheckResult]:
-        """Nothing beyond what the match of the fingerprint has compared already: interpreter, disk and memory."""
-        return []
+        """Whether processes can be found again; the match of the fingerprint has compared all else already."""
+        if identity(os.getpid()) is not None:
+            return [CheckResult("runtime.processes", "pass", "processes can be found again by /proc")]
+        return [
+            CheckResult(
+                "runtime.processes",
+                "fail",
+                "/proc cannot be read: what is started could not be found again, nor stopped",
+                expected="/proc mounted",
+                actual="nothing readable at /proc/self/stat",
+                remedy="mount -t proc proc /proc",
+            )
+        ]
 
     def load_images(self, manifest: BundleManifest, blobs: Iterator[Blob]) -> None:
         """There are no images without containers; what streams by is consumed."""
