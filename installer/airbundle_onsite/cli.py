@@ -22,6 +22,7 @@ from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.layout import StoreLayout
 from airbundle_onsite.contract.record import near_miss
 from airbundle_onsite.deploy.redact import redact
+from airbundle_onsite.deploy.signers import TrustOptions
 from airbundle_onsite.deploy.world import Site, World, real_world
 from airbundle_onsite.errors import AirbundleError, ExitCode, UsageError
 from airbundle_onsite.render import checks_text, error_plain, json_text
@@ -164,6 +165,13 @@ def _parser() -> _Parser:
     options.add_argument("--name", help="which bundle, when several are installed")
     options.add_argument("--port", type=int, metavar="N", help="port of the service")
     options.add_argument("--allowed-signers", metavar="FILE", help="accept only these signers")
+    options.add_argument(
+        "--accept-signer", metavar="SHA256:…", action="append", help="accept this key from now on, beside others"
+    )
+    options.add_argument(
+        "--replace-signer", metavar="SHA256:…", action="append", help="accept this key from now on, instead of others"
+    )
+    options.add_argument("--allow-unsigned", action="store_true", help="accept a bundle without a signature")
     options.add_argument("--reinstall", action="store_true", help="replace the same version, whatever it holds")
     options.add_argument("--allow-older", action="store_true", help="accept a bundle older than one installed before")
     options.add_argument("--keep", type=int, default=0, metavar="N", help="prune: keep N more versions")
@@ -175,9 +183,17 @@ def _parser() -> _Parser:
     return parser
 
 
-_WITH_VALUE = frozenset({"--bundle", "--root", "--name", "--port", "--allowed-signers", "--keep"}) | {
-    f"--{name}" for name, command in COMMANDS.items() if command.value
-}
+_VALUED = (
+    "--bundle",
+    "--root",
+    "--name",
+    "--port",
+    "--allowed-signers",
+    "--accept-signer",
+    "--replace-signer",
+    "--keep",
+)
+_WITH_VALUE = frozenset(_VALUED) | {f"--{name}" for name, command in COMMANDS.items() if command.value}
 
 
 def parse(words: Sequence[str], default_root: str = "") -> Options:
@@ -196,7 +212,7 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
     if len(extra) == 1 and len(chosen) == 1 and values[f"do_{chosen[0]}"] is _ALONE and not extra[0].startswith("-"):
         values[f"do_{chosen[0]}"] = extra.pop()  # as in: uninstall --yes VERSION
     if extra:
-        options = [f"--{name}" for name in COMMANDS] + ["--bundle", "--root", "--port", "--allowed-signers"]
+        options = [f"--{name}" for name in COMMANDS] + [*_VALUED, "--allow-unsigned", "--allow-older"]
         hints = [f"{word}{near_miss(word.partition('=')[0], options)}" for word in extra]
         raise UsageError(f"not understood: {', '.join(hints)}", remedy="--help lists every option")
     if len(chosen) > 1:
@@ -220,7 +236,13 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
         bundle=None if known.bundle is None else Path(known.bundle),
         name=known.name,
         port=known.port,
-        allowed_signers=None if known.allowed_signers is None else Path(known.allowed_signers),
+        trust=TrustOptions(
+            allowed=None if known.allowed_signers is None else Path(known.allowed_signers),
+            accept=tuple(known.accept_signer or ()),
+            replace=tuple(known.replace_signer or ()),
+            unsigned=known.allow_unsigned,
+            yes=known.yes,
+        ),
         reinstall=known.reinstall,
         allow_older=known.allow_older,
         keep=known.keep,

@@ -15,7 +15,6 @@ from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text, human_bytes, human_seconds, json_text
 from airbundle_onsite.store.disk import FILE_MODE, write_atomic
-from airbundle_onsite.verify.bundle import structure_checks
 from airbundle_onsite.verify.parts import check_parts
 
 
@@ -29,7 +28,8 @@ class Options:
         root: installation root.
         bundle: directory of the bundle; None for airbundlectl.
         name: bundle name, when several are installed.
-        port, allowed_signers, stage_only, reinstall, allow_older: see `install.InstallOptions`.
+        port, stage_only, reinstall, allow_older: see `install.InstallOptions`.
+        trust: see `signers.TrustOptions`.
         keep: for prune: how many more versions stay.
         yes: answer every question with yes.
         json: results as JSON.
@@ -42,7 +42,7 @@ class Options:
     bundle: Optional[Path] = None
     name: Optional[str] = None
     port: Optional[int] = None
-    allowed_signers: Optional[Path] = None
+    trust: signers.TrustOptions = signers.TrustOptions()
     reinstall: bool = False
     allow_older: bool = False
     keep: int = 0
@@ -89,7 +89,7 @@ def _bundle(options: Options) -> Path:
 def _install_options(options: Options, *, stage_only: bool = False) -> install.InstallOptions:
     return install.InstallOptions(
         port=options.port,
-        allowed_signers=options.allowed_signers,
+        trust=options.trust,
         stage_only=stage_only,
         reinstall=options.reinstall,
         allow_older=options.allow_older,
@@ -110,7 +110,7 @@ def run_stage(site: Site, options: Options) -> Report:
 def run_verify(site: Site, options: Options) -> Report:
     """Every byte of the bundle, its signature, and the host's fingerprint; changes nothing."""
     directory = _bundle(options)
-    trusted, checks = structure_checks(directory, signers.read(site, options.allowed_signers))
+    trusted, checks = signers.Signers(site, options.trust).checks(directory)
     if trusted is not None:
         checks += check_parts(trusted, site.talk)
         failure = _worst_of_bundle(checks)

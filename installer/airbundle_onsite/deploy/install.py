@@ -11,10 +11,11 @@ from typing import Optional
 from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
-from airbundle_onsite.deploy import control, signers
+from airbundle_onsite.deploy import control
 from airbundle_onsite.deploy.activate import Declined, Outcome, answers, bring_up, facts_of, outcome, require_complete
 from airbundle_onsite.deploy.guard import undoing
 from airbundle_onsite.deploy.preflight import HostRefused, HostWarned, Verdict, examine
+from airbundle_onsite.deploy.signers import Signers, TrustOptions
 from airbundle_onsite.deploy.transaction import (
     Before,
     BringUp,
@@ -31,7 +32,7 @@ from airbundle_onsite.render import human_bytes
 from airbundle_onsite.runtimes.base import Blob, Runtime
 from airbundle_onsite.store.journal import Transaction
 from airbundle_onsite.store.releases import StagedRelease, Staging
-from airbundle_onsite.verify.bundle import TrustedManifest, trust
+from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.stream import PayloadReader
 
 
@@ -41,7 +42,7 @@ class InstallOptions:
 
     Attributes:
         port: port of the service; None keeps the active release's, else takes the bundle's.
-        allowed_signers: file that names accepted signers; None looks at the usual places.
+        trust: whose bundles are accepted.
         stage_only: install without activating.
         reinstall: replace the same version, whatever it holds.
         allow_older: accept a sequence older than one installed before.
@@ -49,7 +50,7 @@ class InstallOptions:
     """
 
     port: Optional[int] = None
-    allowed_signers: Optional[Path] = None
+    trust: TrustOptions = TrustOptions()
     stage_only: bool = False
     reinstall: bool = False
     allow_older: bool = False
@@ -66,27 +67,26 @@ def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
         DeployError: it did not come up; `restored` says what answers now.
     """
     began = site.world.clock.monotonic()
-    allowed = signers.read(site, options.allowed_signers)
-    trusted = trust(bundle, allowed)
+    signers = Signers(site, options.trust)
+    trusted = signers.trust(bundle)
     manifest = trusted.manifest
     site.talk.say(f"{manifest.name} {manifest.version}, {_signed(trusted)}")
     with site.exclusive():
         recover(site)
         here = _installed(site, trusted, options)
         if here is not None:
-            return _install_again(site, trusted, here, options, began)
+            return _install_again(site, trusted, here, options, signers, began)
         old = before(site, manifest.name)
         verdict = _examined(site, trusted, old, options)
         if not site.confirm(_question(site, manifest, old, verdict, options)):
             raise Declined
-        if allowed is None:
-            signers.pin(site, trusted)
+        signers.remember(trusted)
         return _install_new(site, trusted, old, verdict, options, began)
 
 
 def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
     """Preflight alone: every check of an installation, without taking the lock or changing anything."""
-    trusted = trust(bundle, signers.read(site, options.allowed_signers))
+    trusted = Signers(site, options.trust).look(bundle)
     return examine(site, trusted.manifest, before(site, trusted.manifest.name), bundle=bundle, port=options.port)
 
 
@@ -157,22 +157,25 @@ def _question(site: Site, manifest: BundleManifest, old: Before, verdict: Verdic
 
 
 def _install_again(
-    site: Site, trusted: TrustedManifest, here: StagedRelease, options: InstallOptions, began: float
+    site: Site, trusted: TrustedManifest, here: StagedRelease, options: InstallOptions, signers: Signers, began: float
 ) -> Outcome:
     """The same manifest is installed: nothing to copy, perhaps something to start."""
     made, old = here.record, before(site, here.record.name)
     is_active = site.store.active(made.name) == made.version
     if is_active and old.running and options.port in (None, made.port):
+        signers.remember(trusted)
         text = f"{made.name} {made.version} is installed and running already: nothing was changed"
         return outcome(site, "unchanged", here, began, text)
     require_complete(site, here)
     if options.stage_only:
+        signers.remember(trusted)
         return outcome(site, "staged", here, began, f"{made.name} {made.version} is installed already")
     verdict = examine(site, here.manifest, old, bundle=None, port=options.port)
     if verdict.failed or verdict.plan is None:
         raise HostRefused(here.manifest, verdict.checks)
     if not site.confirm(_question(site, here.manifest, old, verdict, options)):
         raise Declined
+    signers.remember(trusted)
     release = site.store.save(plan_of(here, verdict.plan), host=verdict.host, port=verdict.port)
     facts = facts_of(release.record, old, was_staged=True)
     tx = site.journal.begin("activate", made.name, made.version, old.version, facts)
@@ -268,7 +271,7 @@ class _Payload:
 
 def rehearse(site: Site, bundle: Path, options: InstallOptions) -> tuple[Verdict, list[str]]:
     """What `install` would do, in sentences, after every check that changes nothing."""
-    trusted = trust(bundle, signers.read(site, options.allowed_signers))
+    trusted = Signers(site, options.trust).look(bundle)
     manifest, old = trusted.manifest, before(site, trusted.manifest.name)
     unfinished = site.journal.unfinished()
     steps = []

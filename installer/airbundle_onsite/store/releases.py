@@ -110,13 +110,13 @@ class Staging:
             IntegrityError: a listed file was never added, or bundle.json is no longer what was verified.
         """
         self._check_whole()
-        for name in (names.MANIFEST, names.SIGNATURE):
-            source = self._trusted.directory / name
-            if source.is_file():
-                data = source.read_bytes()
-                if name == names.MANIFEST and hashlib.sha256(data).hexdigest() != self._trusted.sha256:
-                    raise IntegrityError(f"{source} changed while it was being installed")
-                write_new(self.directory / name, (data,), FILE_MODE)
+        source = self._trusted.directory / names.MANIFEST
+        data = source.read_bytes()
+        if hashlib.sha256(data).hexdigest() != self._trusted.sha256:
+            raise IntegrityError(f"{source} changed while it was being installed")
+        write_new(self.directory / names.MANIFEST, (data,), FILE_MODE)
+        if self._trusted.signature:
+            write_new(self.directory / names.SIGNATURE, (self._trusted.signature,), FILE_MODE)
         sync_tree(self.directory)
         for entry in self._files():
             if entry.role == "model":

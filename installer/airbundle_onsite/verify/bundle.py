@@ -5,8 +5,9 @@ Rules, in this order; each step uses only what the steps before it have proven:
 1. What lies in the directory is listed. Nothing is followed (links), opened for writing, or executed.
 2. SHA256SUMS is parsed strictly.
 3. bundle.json is hashed and held against SHA256SUMS; bytes that differ are never parsed.
-4. Its signature is checked over those bytes, before they are parsed. Signers named by the site must match; without
-   them a signature must still be valid, and an unsigned bundle passes with a warning.
+4. Its signatures are checked over those bytes, before they are parsed. One by a signer named by the site must be among
+   them; without such names one must still be valid, a person is asked whether to accept its key, and an unsigned bundle
+   passes with a warning.
 5. bundle.json is decoded.
 6. The other outer files are hashed against bundle.json.
 7. Every part is there with its size, nothing unlisted is there, and SHA256SUMS says the same as bundle.json.
@@ -19,9 +20,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Optional
+from typing import Callable, Optional
 
 from airbundle_onsite import signature
 from airbundle_onsite.contract import layout
@@ -29,6 +30,7 @@ from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, TrustError
+from airbundle_onsite.signature import Signature
 from airbundle_onsite.verify import checksums, media
 
 MANIFEST_LIMIT = 32 * 1024 * 1024
@@ -47,14 +49,34 @@ class TrustedManifest:
         manifest: what bundle.json says.
         sha256: of bundle.json.
         directory: where the bundle lies.
-        signer: principal and fingerprint of an allowed signer; the fingerprint alone when the site named no
-            signers; empty for an unsigned bundle.
+        signer: principal and fingerprint of every allowed signer who signed, joined by commas; fingerprints alone
+            when the site named no signers; empty for an unsigned bundle.
+        signature: the content of bundle.json.sig that was checked; empty for an unsigned bundle.
+        signers: the valid signatures in it.
     """
 
     manifest: BundleManifest
     sha256: str
     directory: Path
     signer: str
+    signature: bytes = b""
+    signers: tuple[Signature, ...] = ()
+
+
+@record
+class Consent:
+    """What a person has said about signers, beside the site's allowed-signers file.
+
+    Attributes:
+        named: fingerprints of keys whose valid signatures are asked for.
+        unsigned: whether a missing signature is accepted although the site has named its signers.
+        ask: when the site has named nobody, it is called with the fingerprints of the valid signatures, before the
+            manifest is parsed; it raises an AirbundleError to refuse them. None: they pass with a warning.
+    """
+
+    named: tuple[str, ...] = ()
+    unsigned: bool = False
+    ask: Optional[Callable[[Sequence[str]], None]] = None
 
 
 @record
@@ -69,18 +91,24 @@ class Problem:
         return f"{self.file}: {self.found}"
 
 
-def trust(directory: Path, allowed_signers: Optional[bytes] = None) -> TrustedManifest:
+_NOTHING_SAID = Consent()
+
+
+def trust(
+    directory: Path, allowed_signers: Optional[bytes] = None, consent: Consent = _NOTHING_SAID
+) -> TrustedManifest:
     """Prove the manifest and the outer shape of the bundle in `directory`; changes nothing there.
 
     Args:
         directory: the bundle.
         allowed_signers: content of an allowed-signers file; None when this site has pinned nobody yet.
+        consent: what a person has said.
 
     Raises:
         TrustError: the signature is missing although signers are named, or wrong.
         IntegrityError: anything else is wrong; `details` has every problem of every file.
     """
-    examination = _Examination(directory, allowed_signers)
+    examination = _Examination(directory, allowed_signers, consent)
     trusted, checks = examination.result()
     failed = [check for check in checks if check.status == "fail"]
     if trusted is not None and not failed:
@@ -89,24 +117,25 @@ def trust(directory: Path, allowed_signers: Optional[bytes] = None) -> TrustedMa
 
 
 def structure_checks(
-    directory: Path, allowed_signers: Optional[bytes] = None
+    directory: Path, allowed_signers: Optional[bytes] = None, consent: Consent = _NOTHING_SAID
 ) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
     """The same as results, for a report that goes on after a failure.
 
     The manifest is returned whenever it is itself proven, even when parts are missing: so that every other part can
     still be checked. To install, use `trust`.
     """
-    return _Examination(directory, allowed_signers).result()
+    return _Examination(directory, allowed_signers, consent).result()
 
 
 class _Examination:
     """Goes through the rules once, and keeps what each step found."""
 
-    def __init__(self, directory: Path, allowed_signers: Optional[bytes]) -> None:
-        self._directory, self._allowed = directory, allowed_signers
+    def __init__(self, directory: Path, allowed_signers: Optional[bytes], consent: Consent) -> None:
+        self._directory, self._allowed, self._consent = directory, allowed_signers, consent
         self._checks: list[CheckResult] = []
         self._names: dict[str, str] = {}  # name -> kind, empty for a regular file
         self._signer = ""
+        self._signature, self._signers = b"", tuple[Signature, ...]()
 
     def result(self) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
         if not self._list_directory():
@@ -119,7 +148,8 @@ class _Examination:
         if manifest is None:
             self._check_listing(dict.fromkeys(sums))
             return None, self._checks
-        trusted = TrustedManifest(manifest, hashlib.sha256(data or b"").hexdigest(), self._directory, self._signer)
+        sha256 = hashlib.sha256(data or b"").hexdigest()
+        trusted = TrustedManifest(manifest, sha256, self._directory, self._signer, self._signature, self._signers)
         self._check_outer(manifest)
         sizes: dict[str, Optional[int]] = dict.fromkeys(outer.name for outer in manifest.outer)
         sizes.update((part.name, part.size) for part in manifest.payload.parts)
@@ -175,39 +205,77 @@ class _Examination:
 
     def _check_signature(self, data: bytes) -> bool:
         """Whether bundle.json may be parsed."""
-        path = self._directory / layout.SIGNATURE
         if layout.SIGNATURE not in self._names:
             return self._unsigned()
         try:
-            signed = media.read_small(path, SIGNATURE_LIMIT)
-            if self._allowed is None:
-                self._signer = signature.verify_unpinned(data, signed)
-                remedy = "compare this fingerprint with the sender's, over another channel"
-                summary = f"{layout.MANIFEST} is signed by {self._signer}, a key this site has not pinned"
-                self._checks.append(CheckResult(_CHECK_SIGNATURE, "warn", summary, remedy=remedy))
-            else:
-                self._signer = signature.verify_signature(data, signed, self._allowed)
-                summary = f"{layout.MANIFEST} is signed by {self._signer}"
-                self._checks.append(CheckResult(_CHECK_SIGNATURE, "pass", summary))
+            signed = media.read_small(self._directory / layout.SIGNATURE, SIGNATURE_LIMIT)
+            found = signature.examine(data, signed, self._allowed, self._consent.named)
+            self._require_signers(found)
         except media.Unreadable as error:
             self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, str(error))])
             return False
         except TrustError as error:
-            self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, error.summary, error.remedy)])
+            problems = [Problem(layout.SIGNATURE, each, error.remedy) for each in (error.summary, *error.details)]
+            self._add(_CHECK_SIGNATURE, "the signature", problems)
             return False
+        if self._unnamed and self._consent.ask is not None:
+            self._consent.ask([each.fingerprint for each in found.others])
+        self._signature, self._signers = signed, found.valid
+        self._signer = ", ".join(map(str, found.others if self._unnamed else found.accepted))
+        self._checks.append(self._signed(found))
         return True
 
+    @property
+    def _unnamed(self) -> bool:
+        """Whether nothing says yet whose signature is wanted."""
+        return self._allowed is None and not self._consent.named
+
+    def _require_signers(self, found: signature.Findings) -> None:
+        """Raise TrustError unless the signatures found are what is wanted."""
+        named = tuple(signature.Signer("", each) for each in self._consent.named)
+        needed = (*signature.listed_signers(self._allowed or b""), *named)
+        if not (found.others if self._unnamed else found.accepted):
+            raise signature.not_allowed(found, needed)
+        absent = [each for each in self._consent.named if each not in {item.fingerprint for item in found.valid}]
+        if absent:
+            those = ", ".join(map(str, (*found.accepted, *found.others)))
+            raise TrustError(
+                f"signed by {those}, and not by {', '.join(absent)}, which was named",
+                remedy="name the fingerprint that the sender tells you over another channel",
+            )
+
+    def _signed(self, found: signature.Findings) -> CheckResult:
+        summary = f"{layout.MANIFEST} is signed by {self._signer}"
+        if self._unnamed:
+            remedy = "compare this fingerprint with the sender's, over another channel"
+            pinned = "a key this site has not pinned" if len(found.others) == 1 else "keys this site has not pinned"
+            return CheckResult(_CHECK_SIGNATURE, "warn", f"{summary}, {pinned}", remedy=remedy, evidence=found.refused)
+        others = [f"also signed by {each}, which is not among the allowed signers" for each in found.others]
+        remedy = "the signature named first is good; ask the sender about the others" if found.refused else ""
+        return CheckResult(
+            _CHECK_SIGNATURE,
+            "warn" if found.refused else "pass",
+            summary + (", but another signature is not good" if found.refused else ""),
+            remedy=remedy,
+            evidence=(*others, *found.refused),
+        )
+
     def _unsigned(self) -> bool:
-        if self._allowed is not None:
-            found = "it is missing, needed a signature by one of this site's allowed signers"
-            remedy = "ask the sender for the signed bundle, with its bundle.json.sig"
+        named = [str(each) for each in signature.listed_signers(self._allowed or b"")] + list(self._consent.named)
+        wanted = self._allowed is not None or self._consent.named
+        if wanted and not self._consent.unsigned:
+            found = f"it is missing, needed a signature by one of this site's allowed signers: {', '.join(named)}"
+            remedy = (
+                f"ask the sender for the signed bundle, with its {layout.SIGNATURE}; --allow-unsigned installs this one"
+            )
             self._add(_CHECK_SIGNATURE, "the signature", [Problem(layout.SIGNATURE, found, remedy)])
             return False
+        accepted = "; accepted as --allow-unsigned says" if wanted else ""
         self._checks.append(
             CheckResult(
                 _CHECK_SIGNATURE,
                 "warn",
-                f"{layout.MANIFEST} is not signed: damage is found, but not deliberate change",
+                f"{layout.MANIFEST} is not signed: damage is found, but not deliberate change{accepted}",
                 remedy="ask the sender for a signed bundle if the way here cannot be trusted",
             )
         )
