@@ -70,6 +70,13 @@ def test_the_plan_s_own_environment_wins_and_proxies_are_emptied() -> None:
     assert "PYTHONPATH=/airbundle/site" in body(wheels=True)["Env"]
 
 
+def test_every_model_of_the_bundle_is_mounted_where_a_plan_asks_for_them() -> None:
+    made = body(env={"X": "{models}/draft/d.gguf"})
+    assert "X=/airbundle/models/draft/d.gguf" in made["Env"]
+    (mount,) = [mount for mount in made["HostConfig"]["Mounts"] if mount["Target"] == "/airbundle/models"]
+    assert mount["Source"].endswith("/models") and mount["ReadOnly"]
+
+
 def test_mounts_are_read_only_but_the_state() -> None:
     mounts = body(wheels=True, mounts=(Mount("config/tools", "/tools"),))["HostConfig"]["Mounts"]
     assert {mount["Target"]: mount["ReadOnly"] for mount in mounts} == {
