@@ -66,6 +66,27 @@ def test_an_image_with_nothing_but_python(base_image: str, context: SourceContex
 
 
 @pytest.mark.real("docker", "registry", "images")
+def test_a_source_distribution_is_built_in_the_image(
+    base_image: str, context: SourceContext, docker_engine: DockerEngine
+) -> None:
+    image = locked(base_image, context)
+    table = WheelsTable(("docopt==0.6.2",), "image", build=("docopt",))
+    wheels, _ = resolve_image(table, image, fetcher(context), PROFILE, context)
+    (made,) = [wheel for wheel in wheels if wheel.name == "docopt"]
+    assert made.file.path == "docopt-0.6.2-py2.py3-none-any.whl"
+    assert context.cache.has(made.file.sha256, made.file.size)
+    assert (made.built_from["sdist"], made.file.origin["source"]) == ("docopt-0.6.2.tar.gz", "built")
+    assert f"in image sha256:{image.config.sha256[:12]}" in made.built_from["place"]
+    assert "setuptools==" in made.built_from["requirements"]
+
+    earlier = {wheel.name: wheel for wheel in wheels}
+    context.cache.drop(made.file.sha256)
+    again, _ = resolve_image(table, image, fetcher(context), PROFILE, context, earlier)
+    assert {wheel.name: wheel for wheel in again}["docopt"] == made, "built twice, it is the same"
+    assert left_over(docker_engine) == []
+
+
+@pytest.mark.real("docker", "registry", "images")
 def test_an_interrupted_resolve_leaves_nothing(
     base_image: str, context: SourceContext, docker_engine: DockerEngine
 ) -> None:

@@ -171,15 +171,19 @@ def _lack(name: str, wanted: str, target: Target, files: Sequence[IndexFile]) ->
             f"{release}: its wheels need glibc {lowest}, the target has {target.glibc}{rest}",
             f"choose a profile with glibc {lowest} or newer, or ship an image with it, or name an older version",
         )
-    pythons = sorted({file.split("-")[-3] for file in wheels})
     return (
-        f"{release}: its wheels ({', '.join(pythons[:6])}; {', '.join(_platforms(wheels))}) do not fit {target}{rest}",
+        f"{release}: its wheels ({_offer(wheels, target.arch)}) do not fit {target}{rest}",
         "set target.python to one that it supports, or name another version",
     )
 
 
-def _platforms(wheels: Sequence[str]) -> list[str]:
-    return sorted({file.removesuffix(".whl").split("-")[-1].split(".")[-1] for file in wheels})[:4]
+def _offer(wheels: Sequence[str], arch: str) -> str:
+    """What wheels there are, in few words: for which Pythons, when some are for the architecture; else for what."""
+    platforms = {file: file.removesuffix(".whl").rpartition("-")[2] for file in wheels}
+    own = [file for file, tags in platforms.items() if f"_{arch}" in tags or tags == "any"]
+    if own:
+        return f"{', '.join(sorted({file.split('-')[-3] for file in own})[:6])} for {arch}"
+    return ", ".join(sorted({tags.split(".")[-1] for tags in platforms.values()})[:4])
 
 
 def _by_version(files: Sequence[IndexFile]) -> dict[Version, list[IndexFile]]:

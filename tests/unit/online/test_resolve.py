@@ -24,7 +24,7 @@ from airbundle.contract.spec import (
     WheelsTable,
 )
 from airbundle.modelcard import model_facts
-from airbundle.resolve import is_stale, lock, read_lock, write_lock
+from airbundle.resolve import is_stale, lock, moved_wheels, read_lock, write_lock
 from airbundle.smoketests import smoke_tests
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.profile import HardwareProfile
@@ -216,3 +216,42 @@ def test_smoke_tests_are_greedy_seeded_and_numbered(base: Path) -> None:
     assert first.body["model"] == "{served_name}"
     assert (first.body["temperature"], first.body["max_tokens"]) == (0, 7)
     json.dumps(first.body)
+
+
+def versions_of(wheels: Mapping[str, str]) -> tuple[LockedWheel, ...]:
+    return tuple(
+        LockedWheel(
+            name, version, LockedFile(f"{name}-{version}-py3-none-any.whl", "1" * 64, 5), requested_by=("spec",)
+        )
+        for name, version in wheels.items()
+    )
+
+
+def test_what_may_move_is_left_out_of_what_is_kept(base: Path) -> None:
+    asked: list[Mapping[str, LockedWheel]] = []
+
+    def resolver(
+        made: BundleSpec,
+        target: HardwareProfile,
+        image: LockedImage | None,
+        context: SourceContext,
+        earlier: Mapping[str, LockedWheel],
+    ) -> tuple[tuple[LockedWheel, ...], WheelSettings]:
+        asked.append(earlier)
+        found = {"a": "1.0", "b-c": "1.0", **{name: wheel.version for name, wheel in earlier.items()}}
+        moved = {name: "2.0" for name in found if asked[1:] and name not in earlier}
+        return versions_of({**found, **moved}), WheelSettings("3.11", "linux_x86_64")
+
+    def again(previous: BundleLock | None, upgrade: tuple[str, ...] | None = ()) -> BundleLock:
+        return lock(
+            spec(), context=context(base), clock=At(DAY), previous=previous, upgrade=upgrade, resolve_wheels=resolver
+        )
+
+    first = again(None)
+    assert again(first) is first
+    one = again(first, ("B_C",))
+    assert moved_wheels(first, one) == ["b-c 1.0 → 2.0"]
+    assert moved_wheels(first, again(first, None)) == ["a 1.0 → 2.0", "b-c 1.0 → 2.0"]
+    assert [sorted(each) for each in asked] == [[], ["a", "b-c"], ["a"], []]
+    with pytest.raises(UsageError, match=r"--upgrade b-d: no wheel of that name in the lock \(did you mean 'b-c'\?\)"):
+        again(first, ("b-d",))

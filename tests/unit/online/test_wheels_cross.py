@@ -275,7 +275,9 @@ def test_the_glibc_is_named_at_a_level_between(office: Office) -> None:
 def test_wheels_for_other_pythons_are_named(office: Office) -> None:
     office.make("native", "1.0", tags="cp310-cp310-manylinux_2_17_x86_64")
     summary = reason(office, "native").summary
-    assert "native 1.0: its wheels (cp310; manylinux_2_17_x86_64) do not fit Python 3.12" in summary
+    assert "native 1.0: its wheels (cp310 for x86_64) do not fit Python 3.12" in summary
+    office.make("foreign", "1.0", tags="cp312-cp312-win_amd64")
+    assert "foreign 1.0: its wheels (win_amd64) do not fit Python 3.12" in reason(office, "foreign").summary
 
 
 def test_a_python_that_is_too_old_is_named(office: Office) -> None:
