@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,7 +196,7 @@ def test_the_supervisor_killed_is_said_and_cured(two: Site) -> None:
 
 def test_the_log_removed_by_hand_ends_nothing(two: Site) -> None:
     supervisor = _supervisor(two)
-    (two.root / "run/demo-v2-service/engine.log").unlink()
+    (two.root / "run/demo@v2-service/engine.log").unlink()
     time.sleep(1)
     assert _supervisor(two) == supervisor
     _kill(two.engines()[0])
@@ -254,3 +255,16 @@ def test_without_proc_nothing_is_started_that_could_not_be_stopped(tmp_path: Pat
     )
     assert done.returncode == ExitCode.PREFLIGHT, done.stderr
     assert "mount -t proc proc /proc" in done.stderr
+
+
+def test_names_and_versions_that_read_the_same_when_joined(two: Site, tmp_path: Path) -> None:
+    """``demo`` ``v2-x`` and ``demo-v2`` ``x`` are two releases: neither takes the other's process."""
+    first = release_bundle(tmp_path / "one", "v2-x", sequence=5)
+    second = release_bundle(tmp_path / "two", "x", sequence=5, edit=lambda manifest: replace(manifest, name="demo-v2"))
+    assert two.install(first).code == 0
+    other = Site(two.root)
+    done = other.install(second)
+    assert done.code == 0, done
+    assert (two.answer(), other.answer()) == ("Paris, says v2-x", "Paris, says x")
+    status = two.run("status")
+    assert status.code == 0, status

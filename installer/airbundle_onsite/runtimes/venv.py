@@ -1,7 +1,7 @@
 """The venv runtime: no container, no root; the bundle's wheels in a virtual environment, kept up by a supervisor.
 
 <release>/venv/                          the environment; venv/airbundle.json is written last
-<root>/run/<name>-<version>-<slot>/      supervisor.py, spec.json, supervisor.json, engine.log
+<root>/run/<name>@<version>-<slot>/      supervisor.py, spec.json, supervisor.json, engine.log
 """
 
 from __future__ import annotations
@@ -247,7 +247,8 @@ class VenvRuntime:
     # --- names --------------------------------------------------------------------------------------------
 
     def _run_directory(self, name: str, version: str, slot: str) -> Path:
-        return self._environment.root / "run" / f"{name}-{version}-{slot}"
+        # With an @, which neither may hold: joined by a dash, demo v2-x and demo-v2 x would be one.
+        return self._environment.root / "run" / f"{name}@{version}-{slot}"
 
     def _directory(self, instance: Instance) -> Path:
         return self._run_directory(instance.name, instance.version, instance.slot)

@@ -338,7 +338,7 @@ def test_a_stranger_with_a_reused_number_is_left_alone(runtime: VenvRuntime, tmp
 
 
 def test_a_crash_before_the_state_was_written_is_cleaned_up(runtime: VenvRuntime, tmp_path: Path) -> None:
-    run = tmp_path / "root" / "run" / "demo-1-service"
+    run = tmp_path / "root" / "run" / "demo@1-service"
     run.mkdir(parents=True)
     found = runtime.find("demo", "1", "service")
     assert found is not None
