@@ -20,6 +20,7 @@ from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.reviewer import review_files
 from airbundle.sbom.inventory import Inventory, take_inventory
+from airbundle.signing import SigningKey, sign_all
 from airbundle.smoketests import smoke_tests
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.launch import LaunchPlan
@@ -77,6 +78,7 @@ def build(
     replace: bool = False,
     config: Mapping[str, bytes] | None = None,
     examine: Callable[[Path], Mapping[str, bytes]] | None = None,
+    keys: Sequence[SigningKey] = (),
 ) -> Built:
     """Assemble a bundle from a lock whose files are all in the cache.
 
@@ -91,6 +93,7 @@ def build(
         config: further files for config/, by name.
         examine: called with the directory of the whole bundle before that gets its name; the files it returns, by
             name, go beside the parts. What it raises keeps the bundle from appearing.
+        keys: sign it, last of all.
 
     Raises:
         UsageError: the bundle exists, or the output is too small.
@@ -113,9 +116,11 @@ def build(
     _require_space(output, payload_plan.size)
     partial = output / f".{final.name}.partial"
     with _claimed(partial):
-        manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk)
+        manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk, keys)
         if examine is not None:
             manifest = _add_beside(partial, manifest, examine(partial))
+        if keys:
+            _write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
         _publish(partial, final)
     return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()))
 
@@ -166,12 +171,14 @@ def _write(
     created: int,
     part_size: int,
     talk: Talk,
+    keys: Sequence[SigningKey],
 ) -> BundleManifest:
     advance = _counter(talk, "assembling", payload_plan.size)
     payload = write_payload(payload_plan, directory, part_size=part_size, advance=advance)
     draft = _manifest(lock, contents, payload_plan, payload, plans, created, ())
     outer = {**render_outer(draft), layout.ONSITE: onsite_pyz(created)}
-    outer |= review_files(lock, dataclasses.replace(draft, outer=_outer_entries(outer)), inventory)
+    signer = ", ".join(key.fingerprint for key in keys)
+    outer |= review_files(lock, dataclasses.replace(draft, outer=_outer_entries(outer)), inventory, signer=signer)
     manifest = _manifest(lock, contents, payload_plan, payload, plans, created, _outer_entries(outer))
     for name, data in sorted(outer.items()):
         _write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)

@@ -14,7 +14,7 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
     payload, needs = manifest.payload, manifest.needs
     lines = [
         f"{manifest.name} {manifest.version}",
-        f"  made      {made} by {manifest.tool}, {signer or 'not signed'}",
+        f"  made      {made} by {manifest.tool}, {f'signed by {signer}' if signer else 'not signed'}",
         f"  for       {needs.profile.id} ({needs.profile.title}), runtime {needs.runtime}",
         f"  payload   {human_bytes(payload.size)} in {len(payload.parts)} part(s), {len(manifest.files)} files",
         f"  on site   {human_bytes(needs.disk)} under the root"

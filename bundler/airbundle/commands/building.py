@@ -12,6 +12,7 @@ from airbundle import demo, sources
 from airbundle.build import PROOF_FILE, Built, build
 from airbundle.commands.app import App, end_with, size, spec_options, with_app
 from airbundle.commands.locking import fresh_lock
+from airbundle.commands.signing import open_keys, signed_text, signing_options
 from airbundle.contract.lock import BundleLock
 from airbundle.data import data_dir
 from airbundle.fetch import fetch_all
@@ -19,6 +20,7 @@ from airbundle.planview import plan_build, plan_text
 from airbundle.prove.closure import table_text
 from airbundle.prove.collect import prove_lock
 from airbundle.rehearse import run as rehearsal
+from airbundle.signing import SigningKey
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import ExitCode
@@ -34,6 +36,7 @@ from airbundle_onsite.system import SystemRunner
 @click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
 @click.option("--unproven", is_flag=True, help="Build although the closure proof failed; the bundle says so.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@signing_options
 @with_app
 def build_command(
     app: App,
@@ -46,17 +49,31 @@ def build_command(
     rehearsed: bool,
     unproven: bool,
     dry_run: bool,
+    sign_keys: Sequence[Path],
 ) -> None:
-    """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble."""
+    """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble, sign."""
+    keys = [] if dry_run else open_keys(sign_keys)
     made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
     if dry_run:
         planned = plan_build(made, app.cache, part_size)
         app.result(plan_text(planned), planned)
         return
     built = fetch_and_build(
-        app, made, spec_path, output, part_size=part_size, force=force, rehearsed=rehearsed, unproven=unproven
+        app,
+        made,
+        spec_path,
+        output,
+        part_size=part_size,
+        force=force,
+        rehearsed=rehearsed,
+        unproven=unproven,
+        keys=keys,
     )
-    app.result(built_text(built), {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest})
+    signers = [key.fingerprint for key in keys]
+    app.result(
+        f"{built_text(built)}\n{signed_text(built.directory, signers)}",
+        {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest, "signed_by": signers},
+    )
 
 
 @click.command("demo")
@@ -85,6 +102,7 @@ def fetch_and_build(
     force: bool,
     rehearsed: bool = False,
     unproven: bool = False,
+    keys: Sequence[SigningKey] = (),
 ) -> Built:
     """Fetch what the cache lacks, prove that it all fits together and the target, and assemble."""
     context = app.context(spec_path.absolute().parent)
@@ -103,6 +121,7 @@ def fetch_and_build(
         replace=force,
         config={PROOF_FILE: encode(proof)},
         examine=rehearse if rehearsed else None,
+        keys=keys,
     )
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from airbundle.commands.app import App, finish, with_app
+from airbundle.commands.app import App, finish, read_file, with_app
 from airbundle.inspection import manifest_text
 from airbundle.rehearse import run as rehearsal
+from airbundle_onsite.contract.record import to_plain
 from airbundle_onsite.errors import ExitCode
 from airbundle_onsite.system import SystemRunner
 from airbundle_onsite.verify.bundle import structure_checks, trust
@@ -23,19 +24,22 @@ from airbundle_onsite.verify.parts import check_parts
 def inspect(app: App, bundle: Path) -> None:
     """Show what BUNDLE holds; its small files are checked, its parts are not read."""
     trusted = trust(bundle)
-    app.result(manifest_text(trusted.manifest, trusted.signer), trusted.manifest)
+    signers = [each.fingerprint for each in trusted.signers]
+    app.result(manifest_text(trusted.manifest, trusted.signer), {**to_plain(trusted.manifest), "x-signed-by": signers})
 
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--strict", is_flag=True, help="Exit code 4 when anything warned.")
+@click.option("--allowed-signers", type=click.Path(path_type=Path), help="Accept only the signers this file names.")
 @with_app
-def verify(app: App, bundle: Path, strict: bool) -> None:
+def verify(app: App, bundle: Path, strict: bool, allowed_signers: Path | None) -> None:
     """Prove every byte of BUNDLE."""
-    trusted, checks = structure_checks(bundle)
+    trusted, checks = structure_checks(bundle, None if allowed_signers is None else read_file(allowed_signers))
     if trusted is not None:
         checks = [*checks, *check_parts(trusted, app.console)]
-    finish(app, checks, ExitCode.INTEGRITY, strict)
+    distrusted = any(check.id == "verify.signature" and check.status == "fail" for check in checks)
+    finish(app, checks, ExitCode.TRUST if distrusted else ExitCode.INTEGRITY, strict)
 
 
 @click.command("rehearse")
