@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from airbundle import web
-from airbundle.contract.lock import LockedFile, LockedImage, LockedWheel, WheelSettings
+from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedWheel, WheelSettings
 from airbundle.contract.spec import WheelsTable
 from airbundle.download import Downloader
 from airbundle.sources.base import SourceContext
 from airbundle.wheels.container import image_toolbox
 from airbundle.wheels.cross import CrossResolver
 from airbundle.wheels.pipeline import Rim, lock_wheels
+from airbundle.wheels.proof import prove_installable
 from airbundle.wheels.target import make_target
 from airbundle.wheels.toolbox import ca_bundle, host_toolbox, ignored_settings
 from airbundle.wheels.uv import new_uv
@@ -120,6 +121,18 @@ def _network(context: SourceContext) -> tuple[Downloader, Fetch]:
         return context.cache.path(item.sha256)
 
     return downloader, fetch
+
+
+def seal(lock: BundleLock, context: SourceContext) -> None:
+    """Once everything is fetched: let pip say that it would install the wheels on the target, from nothing but them.
+
+    Wheels that were resolved in place have been through that already.
+
+    Raises:
+        IntegrityError: pip would not install them.
+    """
+    if lock.spec.wheels and lock.spec.wheels.resolve == "cross" and lock.wheel_settings:
+        prove_installable(lock.wheels, lock.wheel_settings, context)
 
 
 @contextmanager

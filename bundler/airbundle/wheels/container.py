@@ -116,7 +116,7 @@ def _start(client: Any, image: LockedImage, reference: str, context: SourceConte
             if "executable file not found" in str(error) or "no such file" in str(error):
                 raise UsageError(
                     f"image {image.name} has no {_PYTHON} on its PATH, which resolving inside it needs",
-                    remedy='choose an image with Python, or set wheels.resolve = "cross"',
+                    remedy="choose an image with Python 3.9 or newer",
                 ) from error
             raise
         except BaseException:

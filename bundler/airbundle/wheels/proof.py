@@ -31,10 +31,11 @@ def prove_installable(wheels: Sequence[LockedWheel], settings: WheelSettings, co
         directory = Path(name)
         for wheel in wheels:
             (directory / wheel.file.path).symlink_to(context.cache.path(wheel.file.sha256).absolute())
-        lines = [f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.file.sha256}\n" for wheel in wheels]
+        lines = [f"{wheel.name}=={wheel.version}\n" for wheel in wheels]
         (directory / "requirements.txt").write_text("".join(lines))
-        # Without dependencies: pip would look at them with this machine's markers. The closure has been walked before.
-        words = ["install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "--require-hashes", "--no-index"]
+        # Without hashes: the cache has proven them. Without dependencies: pip would look at them with this machine's
+        # markers; the closure has been walked before.
+        words = ["install", "--dry-run", "--quiet", "--no-deps", "--ignore-installed", "--no-index"]
         words += ["--find-links", str(directory), "--target", str(directory / "target"), "--only-binary", ":all:"]
         words += [*_tags(target), "-r", str(directory / "requirements.txt")]
         environment = {**neutral_environment(context.environ), "PATH": os.defpath, "HOME": name}

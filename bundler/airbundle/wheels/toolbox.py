@@ -193,7 +193,7 @@ def find_python(version: str, path: str, runner: Runner) -> str:
             return found
     raise UsageError(
         f"target.python is {version}, but no working python{version} is on PATH (this program runs on {own})",
-        remedy=f'install Python {version} here, or set wheels.resolve = "image" with an image that has it',
+        remedy=f'set wheels.resolve = "cross", which needs no Python {version} here; or install it',
     )
 
 

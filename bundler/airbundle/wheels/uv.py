@@ -134,7 +134,7 @@ def _environment(environ: Callable[[str], str | None], directory: Path, cache: P
     netrc = environ("NETRC") or str(Path(environ("HOME") or "/nonexistent", ".netrc"))
     # HOME is empty, so that no configuration and no store of credentials is found in it but the netrc.
     made.update({"HOME": str(directory), "NETRC": netrc, "UV_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin"})
-    if bundle := ca_bundle(environ, system=False):
+    if bundle := ca_bundle(environ, system=True):
         made["SSL_CERT_FILE"] = str(bundle)
     return made
 

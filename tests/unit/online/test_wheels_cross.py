@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from airbundle import web
 from airbundle.cache import Cache
 from airbundle.contract.lock import LockedWheel, WheelSettings
 from airbundle.contract.spec import IndexTable, WheelsTable
+from airbundle.download import Downloader
 from airbundle.sources.base import SourceContext
 from airbundle.wheels import resolve_cross
+from airbundle.wheels.proof import prove_installable
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
 from airbundle_onsite.contract.record import encode
-from airbundle_onsite.errors import FetchError
+from airbundle_onsite.errors import FetchError, IntegrityError
 from airbundle_onsite.system import Silent, SystemRunner
 from parts import wheels as parts
 from parts.wheels import WheelIndex, make_sdist, make_wheel
@@ -128,6 +132,20 @@ def test_the_lock_says_all(office: Office) -> None:
     assert (lib.index, lib.yanked) == (office.index.url, False)
     assert (settings.python, settings.platform, settings.glibc) == ("3.12", "linux_x86_64", "2.28")
     assert settings.resolver.startswith("uv ")
+
+
+def test_what_is_locked_installs_from_nothing_but_itself(office: Office) -> None:
+    office.make("native", "1.0", tags="cp39-abi3-manylinux_2_17_aarch64")
+    office.make("app", "1.0", ["native", "other; platform_machine == 'x86_64'"])
+    wheels, settings = office.resolve("app", python="3.13", target=profile(arch="aarch64"))
+    context = office.context()
+    downloader = Downloader(context.cache, web.new_session(context.environ))
+    for wheel in wheels:
+        downloader.download(wheel.file, wheel.file.origin["url"], lambda _: None)
+    prove_installable(wheels, settings, context)
+    elsewhere = dataclasses.replace(settings, platform="linux_x86_64")
+    with pytest.raises(IntegrityError, match="pip would not install"):
+        prove_installable(wheels, elsewhere, context)
 
 
 def test_the_same_question_gives_the_same_lock(office: Office) -> None:

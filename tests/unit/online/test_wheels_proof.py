@@ -48,12 +48,3 @@ def test_what_does_not_fit_is_said(context: SourceContext, tags: str) -> None:
     with pytest.raises(IntegrityError, match=r"Python 3\.13 on aarch64 with glibc 2\.31") as caught:
         prove_installable([good, bad], TARGET, context)
     assert any("bad" in line for line in caught.value.details)
-
-
-def test_bytes_that_are_not_those_of_the_lock(context: SourceContext) -> None:
-    wheel = locked(context, "good", "py3-none-any")
-    path = context.cache.path(wheel.file.sha256)
-    path.unlink()
-    path.write_bytes(make_wheel(context.base / "other", "good", "1.0").read_bytes())
-    with pytest.raises(IntegrityError):
-        prove_installable([wheel], TARGET, context)
