@@ -29,6 +29,15 @@ _END = bytes(2 * _BLOCK)
 
 
 @record
+class Extent:
+    """A range of a file: `size` bytes from `offset` on."""
+
+    path: Path
+    offset: int
+    size: int
+
+
+@record
 class Member:
     """A file that goes into the payload.
 
@@ -37,14 +46,23 @@ class Member:
         role: what it belongs to.
         size: bytes.
         sha256: of its content, already proven.
-        content: where its bytes are: a file, or the bytes themselves.
+        content: where its bytes are: a file, the bytes themselves, or ranges of files that make it when joined.
+        segments: for a file that takes bytes from a base: what it is made of, in order. The offset of a segment
+            without a base is within the content. Empty: it is packed whole.
     """
 
     path: str
     role: Role
     size: int
     sha256: str
-    content: Path | bytes
+    content: Path | bytes | tuple[Extent, ...]
+    segments: tuple[Segment, ...] = ()
+
+    @property
+    def entry(self) -> FileEntry:
+        """What the manifest would say if the content were the payload."""
+        whole = (Segment(self.size, 0),) if self.size else ()
+        return FileEntry(self.path, self.role, self.size, self.sha256, self.segments or whole)
 
 
 def bytes_member(path: str, role: Role, data: bytes) -> Member:
@@ -54,16 +72,34 @@ def bytes_member(path: str, role: Role, data: bytes) -> Member:
 
 @record
 class Placed:
-    """A member with the tar header before it, and where its content begins in the joined payload."""
+    """A member with the tar header before it, and where its content begins in the joined payload.
+
+    Attributes:
+        header: empty when nothing of it is packed.
+        size: bytes of it that are packed.
+    """
 
     member: Member
     header: bytes
     offset: int
+    size: int
 
     @property
     def padding(self) -> int:
         """Zero bytes after the content, up to the next block."""
-        return -self.member.size % _BLOCK
+        return -self.size % _BLOCK
+
+    @property
+    def entry(self) -> FileEntry:
+        """The manifest's view of it."""
+        made, position = [], self.offset
+        entry = self.member.entry
+        for segment in entry.segments:
+            if segment.base is None:
+                segment = Segment(segment.size, position)
+                position += segment.packed
+            made.append(segment)
+        return FileEntry(entry.path, entry.role, entry.size, entry.sha256, tuple(made))
 
 
 @record
@@ -75,16 +111,7 @@ class PayloadPlan:
 
     def entries(self) -> tuple[FileEntry, ...]:
         """The manifest's view of it."""
-        return tuple(
-            FileEntry(
-                item.member.path,
-                item.member.role,
-                item.member.size,
-                item.member.sha256,
-                (Segment(item.member.size, item.offset),) if item.member.size else (),
-            )
-            for item in self.placed
-        )
+        return tuple(item.entry for item in self.placed)
 
 
 def plan_payload(members: Sequence[Member], mtime: int) -> PayloadPlan:
@@ -106,11 +133,11 @@ def plan_payload(members: Sequence[Member], mtime: int) -> PayloadPlan:
         )
     placed, position = [], 0
     for member in members:
-        header = _tar_header(member, mtime)
+        header, size = _tar_header(member, mtime), sum(segment.packed for segment in member.entry.segments)
         position += len(header)
-        item = Placed(member, header, position)
+        item = Placed(member, header, position, size)
         placed.append(item)
-        position += member.size + item.padding
+        position += size + item.padding
     return PayloadPlan(tuple(placed), position + len(_END))
 
 
@@ -151,22 +178,54 @@ def write_payload(
 
 
 def _tar_header(member: Member, mtime: int) -> bytes:
-    info = tarfile.TarInfo(member.path)
-    info.size, info.mtime, info.mode = member.size, mtime, 0o644
+    """Empty for a member that has no entry in the tar."""
+    entry = member.entry
+    if not entry.member:
+        return b""
+    info = tarfile.TarInfo(entry.member)
+    info.size, info.mtime, info.mode = entry.packed, mtime, 0o644
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
 
 
 def _copy_content(member: Member, writer: _PartWriter) -> None:
+    """Write what is packed of a member."""
+    wanted = [segment for segment in member.entry.segments if segment.base is None]
     if isinstance(member.content, bytes):
-        writer.write(member.content)
-        return
-    with member.content.open("rb", buffering=0) as source:
+        for segment in wanted:
+            writer.write(member.content[segment.offset : segment.offset + segment.size])
+    elif isinstance(member.content, Path):
+        _copy_ranges(member.content, [(segment.offset, segment.size) for segment in wanted], writer, whole=member.size)
+    else:
+        for segment in wanted:
+            for extent in extents_within(member.content, segment.offset, segment.size):
+                _copy_ranges(extent.path, [(extent.offset, extent.size)], writer)
+
+
+def extents_within(extents: Sequence[Extent], offset: int, size: int) -> Iterator[Extent]:
+    """The part of a joined content that begins at `offset` and has `size` bytes."""
+    begin = 0
+    for extent in extents:
+        low, high = max(offset, begin), min(offset + size, begin + extent.size)
+        if low < high:
+            yield Extent(extent.path, extent.offset + low - begin, high - low)
+        begin += extent.size
+
+
+def _copy_ranges(
+    path: Path, ranges: Sequence[tuple[int, int]], writer: _PartWriter, *, whole: int | None = None
+) -> None:
+    """Write ranges (offset and size) of a file that must have `whole` bytes, where given."""
+    with path.open("rb", buffering=0) as source:
         os.posix_fadvise(source.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        copied = writer.write_from(source.readinto, member.size)
-        if copied != member.size or source.read(1):
-            found = os.fstat(source.fileno()).st_size
+        short = False
+        for offset, size in ranges:
+            source.seek(offset)
+            short = short or writer.write_from(source.readinto, size) != size
+        found = os.fstat(source.fileno()).st_size
+        if short or whole not in (None, found):
+            needed = whole if whole is not None else max(offset + size for offset, size in ranges)
             raise IntegrityError(
-                f"{member.content} changed while it was packed: {found} bytes found, {member.size} needed",
+                f"{path} changed while it was packed: {found} bytes found, {needed} needed",
                 remedy="let nothing write to it, then build again",
             )
 

@@ -29,6 +29,7 @@ REQUIREMENTS = "wheels/requirements.txt"
 MODELS = "models"
 CONFIG = "config"
 LICENSES = "licenses"
+DELTA = "delta"
 
 _OUTER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _DEBRIS = re.compile(
@@ -65,6 +66,11 @@ def blob_path(digest: str) -> str:
     """Path of an image blob inside the payload, from ``sha256:<hex>``."""
     algorithm, _, value = digest.partition(":")
     return f"{IMAGES}/blobs/{algorithm}/{value}"
+
+
+def delta_path(sha256: str) -> str:
+    """Path inside the payload of what is new in a file that the base has parts of."""
+    return f"{DELTA}/{sha256}"
 
 
 def model_path(served_name: str, file: str = "") -> str:

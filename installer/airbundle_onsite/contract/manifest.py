@@ -103,6 +103,11 @@ class Segment:
     offset: int
     base: Optional[str] = None
 
+    @property
+    def packed(self) -> int:
+        """Bytes that it takes in the payload."""
+        return 0 if self.base is not None else self.size
+
 
 @record
 class FileEntry:
@@ -113,7 +118,8 @@ class FileEntry:
         role: what it belongs to.
         size: bytes.
         sha256: of its content.
-        segments: where its bytes are; together they make the file. Empty only for an empty file.
+        segments: where its bytes are; together they make the file. Empty only for an empty file. Those in the payload
+            follow each other there, in one entry of the tar.
     """
 
     path: str
@@ -130,6 +136,37 @@ class FileEntry:
             raise ValueError(f"{self.path}: negative size or offset")
         if sum(segment.size for segment in self.segments) != self.size:
             raise ValueError(f"{self.path}: its segments do not add up to {self.size} bytes")
+        position: Optional[int] = None
+        for segment in self.segments:
+            if segment.base is not None:
+                _check_sha256(segment.base)
+                continue
+            if position not in (None, segment.offset):
+                raise ValueError(f"{self.path}: its segments in the payload do not follow each other")
+            position = segment.offset + segment.packed
+
+    @property
+    def from_base(self) -> bool:
+        """Whether some of its bytes are the base's."""
+        return any(segment.base is not None for segment in self.segments)
+
+    @property
+    def packed(self) -> int:
+        """Bytes of its entry in the payload's tar."""
+        return sum(segment.packed for segment in self.segments)
+
+    @property
+    def member(self) -> str:
+        """Path of its entry in the payload's tar: its own, or another when that is not the whole file; empty when it
+        has none, since the base has all of its bytes."""
+        if not self.from_base:
+            return self.path
+        return layout.delta_path(self.sha256) if self.packed else ""
+
+    @property
+    def begins(self) -> Optional[int]:
+        """Where the content of its entry begins in the joined payload; None when it has none."""
+        return next((segment.offset for segment in self.segments if segment.base is None), None)
 
 
 @record
@@ -291,6 +328,74 @@ class Serving:
 
 
 @record
+class BaseFile:
+    """A file of the base that bytes are taken from. The site finds it by its content, whatever it is called there.
+
+    Attributes:
+        path: what it is called in the base, for people.
+        size: bytes.
+        sha256: of its content.
+    """
+
+    path: str
+    size: int
+    sha256: str
+
+    def __post_init__(self) -> None:
+        if not layout.is_payload_path(self.path):
+            raise ValueError(f"path {self.path!r:.120} is not a plain relative path")
+        _check_sha256(self.sha256)
+
+
+@record
+class BaseRelease:
+    """A release that the site must have installed, since what it has was left out of this bundle.
+
+    Attributes:
+        name, version: how people know it.
+        manifest_sha256: of its bundle.json.
+        files: those of its files that this bundle's files take bytes from.
+        layers: digests of this bundle's image layers that were left out: that release's images have them, above the
+            same layers.
+    """
+
+    name: str
+    version: str
+    manifest_sha256: str
+    files: tuple[BaseFile, ...] = ()
+    layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        check_version(self.version)
+        _check_sha256(self.manifest_sha256)
+        for digest in self.layers:
+            check_digest(digest)
+
+    @property
+    def title(self) -> str:
+        """Name and version."""
+        return f"{self.name} {self.version}"
+
+
+@record
+class Rollback:
+    """What makes a bundle lead back from a newer release to an older one.
+
+    Attributes:
+        version: the newer one's.
+        sequence: the newer one's. A site takes this bundle although its own sequence is lower, unless the site has
+            seen a higher one than this.
+    """
+
+    version: str
+    sequence: int
+
+    def __post_init__(self) -> None:
+        check_version(self.version)
+
+
+@record
 class BundleManifest:
     """Everything in a bundle; signed, and read before anything else is trusted.
 
@@ -303,6 +408,8 @@ class BundleManifest:
         files: every file of the payload, in payload order.
         outer: every file beside this one except the parts, SHA256SUMS and the signature.
         provenance: free facts about where things came from, for people.
+        bases: releases that the site must have; empty for a bundle that needs nothing.
+        rollback: for a bundle that leads back to an older release.
         Others: see their classes.
     """
 
@@ -323,6 +430,13 @@ class BundleManifest:
     launch: tuple[LaunchPlan, ...] = ()
     smoke: tuple[SmokeTest, ...] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
+    bases: tuple[BaseRelease, ...] = ()
+    rollback: Optional[Rollback] = None
+
+    @property
+    def absent_layers(self) -> frozenset[str]:
+        """Digests of the image layers that were left out."""
+        return frozenset(digest for base in self.bases for digest in base.layers)
 
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
@@ -340,6 +454,27 @@ class BundleManifest:
         missing = sorted(path for path in listed if path not in known)
         if missing:
             raise ValueError(f"listed as a wheel or model, but not among the files: {', '.join(missing[:5])}")
+        _check_bases(self)
+
+
+def _check_bases(manifest: BundleManifest) -> None:
+    """Every byte that is the base's lies in a file that the base is said to have."""
+    sizes = {file.sha256: file.size for base in manifest.bases for file in base.files}
+    for entry in manifest.files:
+        if entry.role == "image" and entry.from_base:
+            raise ValueError(f"{entry.path}: a file of an image cannot take bytes from a base")
+        for segment in entry.segments:
+            if segment.base is not None and segment.offset + segment.size > sizes.get(segment.base, 0):
+                raise ValueError(f"{entry.path}: takes bytes from a base that lists no such file, or a shorter one")
+    absent = manifest.absent_layers
+    blobs = {entry.path for entry in manifest.files if entry.role == "image"}
+    for image in manifest.images:
+        left_out = [layer.digest in absent for layer in image.layers]
+        if left_out != sorted(left_out, reverse=True):
+            raise ValueError(f"image {image.name}: layers were left out above layers that were not")
+    doubled = sorted(digest for digest in absent if layout.blob_path(digest) in blobs)
+    if doubled:
+        raise ValueError(f"layer {doubled[0]} is said to be left out, but is among the files")
 
 
 def _check_unique(what: str, names: list[str]) -> None:

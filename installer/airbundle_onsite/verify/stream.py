@@ -36,45 +36,32 @@ class PayloadReader:
     def files(self) -> Iterator[tuple[FileEntry, Iterable[bytes]]]:
         """Each file with its content in chunks of at most 1 MiB, to be taken before the next file is asked for.
 
+        Of a file that takes bytes from a base, these are only the bytes of its segments in the payload, in order.
         What is not taken of a file is skipped. Ending the iteration early stops the reader thread.
 
         Raises:
             IntegrityError: a piece is bad (naming the part, the piece and the cure), or the tar is not what the
                 manifest says.
         """
-        files = self._trusted.manifest.files
-        _require_plain(files)
         with _Joined(self._trusted, self._talk) as joined:
-            for entry in files:
+            for entry in self._trusted.manifest.files:
+                if not entry.member:
+                    yield entry, ()
+                    continue
                 tar.read_header(entry, joined.read)
                 _require_offset(entry, joined.position)
-                content = joined.chunks(entry.size)
+                content = joined.chunks(entry.packed)
                 yield entry, content
                 for _ in content:
                     pass
-                if joined.read(-entry.size % tar.BLOCK).strip(b"\0"):
+                if joined.read(-entry.packed % tar.BLOCK).strip(b"\0"):
                     tar.refuse(f"{entry.path} is followed by something other than zeros")
             _require_end(joined)
 
 
-def _require_plain(files: Iterable[FileEntry]) -> None:
-    """Raise IntegrityError for files that this version cannot put together."""
-    strange = [
-        entry.path
-        for entry in files
-        if len(entry.segments) > 1 or any(segment.base is not None for segment in entry.segments)
-    ]
-    if strange:
-        raise IntegrityError(
-            f"{len(strange)} files of this bundle are made of several segments, which this version cannot put together",
-            details=strange[:20],
-            remedy="the bundle needs a newer tool, or the base it was built on: ask its sender for a full bundle",
-        )
-
-
 def _require_offset(entry: FileEntry, position: int) -> None:
-    if entry.segments and entry.segments[0].offset != position:
-        tar.refuse(f"{entry.path} begins at byte {position}, needed {entry.segments[0].offset}")
+    if entry.begins not in (None, position):
+        tar.refuse(f"{entry.path} begins at byte {position}, needed {entry.begins}")
 
 
 def _require_end(joined: _Joined) -> None:

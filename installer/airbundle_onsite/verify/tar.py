@@ -40,7 +40,7 @@ def read_header(entry: FileEntry, read: Callable[[int], bytes]) -> None:
     """Read the header of the file that must come next, with an extended header before it where there is one.
 
     Args:
-        entry: what the manifest says of that file.
+        entry: what the manifest says of that file, which has an entry in the tar.
         read: returns the next so many bytes of the payload.
 
     Raises:
@@ -52,18 +52,20 @@ def read_header(entry: FileEntry, read: Callable[[int], bytes]) -> None:
         extended = _read_extended(header, read)
         header = read(BLOCK)
     if header == bytes(BLOCK):
-        refuse(f"it ends before {entry.path}")
+        refuse(f"it ends before {entry.member}")
     kind = _kind(header)
     path = extended.get("path") or _path(header)
     if kind != b"0":
-        refuse(f"{path!r:.200} is {_KINDS.get(kind, f'of the unknown type {kind!r}')}, needed the file {entry.path!r}")
+        refuse(
+            f"{path!r:.200} is {_KINDS.get(kind, f'of the unknown type {kind!r}')}, needed the file {entry.member!r}"
+        )
     if header[157:257].strip(b"\0"):
         refuse(f"{path!r:.200} has a link target")
-    if path != entry.path:
-        refuse(f"found {path!r:.200}, needed {entry.path!r}")
+    if path != entry.member:
+        refuse(f"found {path!r:.200}, needed {entry.member!r}")
     size = _decimal(extended["size"]) if "size" in extended else _octal(header[124:136])
-    if size != entry.size:
-        refuse(f"{entry.path}: found a file of {size} bytes, needed {entry.size}")
+    if size != entry.packed:
+        refuse(f"{entry.member}: found a file of {size} bytes, needed {entry.packed}")
 
 
 def _read_extended(header: bytes, read: Callable[[int], bytes]) -> dict[str, str]:

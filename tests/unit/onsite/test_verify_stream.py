@@ -4,12 +4,10 @@ import hashlib
 import io
 import tarfile
 import threading
-from dataclasses import replace
 
 import pytest
 
 from airbundle_onsite.contract.layout import PIECE_SIZE
-from airbundle_onsite.contract.manifest import Segment
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.system import Silent
 from airbundle_onsite.verify.bundle import trust
@@ -102,26 +100,6 @@ def test_a_part_that_vanishes_or_shrinks(tmp_path):
     part.unlink()
     with pytest.raises(IntegrityError, match=r"payload.tar.002.*it is missing"):
         _listed(PayloadReader(trusted, Silent()).files())
-
-
-@pytest.mark.parametrize(
-    "segments",
-    [
-        lambda entry: (Segment(entry.size, 0, base="0" * 64),),
-        lambda entry: (Segment(1, entry.segments[0].offset), Segment(entry.size - 1, entry.segments[0].offset + 1)),
-    ],
-    ids=["of a base", "several"],
-)
-def test_segments_need_a_newer_tool(tmp_path, segments):
-    def edit(manifest):
-        *others, last = manifest.files
-        return replace(manifest, files=(*others, replace(last, segments=segments(last))))
-
-    bundle = make_bundle(tmp_path / "b", FILES, edit=edit)
-    with pytest.raises(IntegrityError, match="several segments") as caught:
-        _listed(PayloadReader(trust(bundle), Silent()).files())
-    assert caught.value.details == ("licenses/L",)
-    assert "newer tool, or the base" in caught.value.remedy
 
 
 def test_progress_reaches_the_end(tmp_path):
