@@ -180,6 +180,7 @@ def _config_facts(config: Mapping[str, Any]) -> dict[str, str]:
         "hidden_size": str(text.get("hidden_size") or ""),
         "num_hidden_layers": str(text.get("num_hidden_layers") or ""),
         "vocab_size": str(text.get("vocab_size") or ""),
+        "config": json.dumps(config, sort_keys=True, separators=(",", ":")) if config else "",  # for the memory plan
     }
     return {key: value for key, value in facts.items() if value}
 

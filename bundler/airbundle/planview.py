@@ -7,7 +7,10 @@ import dataclasses
 from airbundle import engines
 from airbundle.assemble import part_sizes
 from airbundle.cache import Cache
+from airbundle.choose import EnginePlan
+from airbundle.choose.view import choice_lines
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
+from airbundle.engines.base import Chooses
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.render import human_bytes
@@ -47,6 +50,7 @@ class BuildPlan:
     site_root: int
     site_images: int
     launch: tuple[LaunchPlan, ...]
+    choice: EnginePlan | None = None
 
 
 def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
@@ -63,6 +67,7 @@ def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
     wheels = sum(wheel.file.size for wheel in lock.wheels)
     models = sum(file.size for model in lock.models for file in model.files)
     images = sum(blob.size for image in lock.images for blob in image.blobs)
+    engine = engines.create(lock.spec.engine.name)
     return BuildPlan(
         name=lock.spec.bundle.name,
         version=lock.spec.bundle.version,
@@ -76,7 +81,8 @@ def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
         office_peak=fetch + payload,
         site_root=models + wheels * (1 + _UNPACKED),
         site_images=images * (1 + _UNPACKED),
-        launch=engines.create(lock.spec.engine.name).plans(lock),
+        launch=engine.plans(lock),
+        choice=engine.choice(lock) if isinstance(engine, Chooses) else None,
     )
 
 
@@ -127,6 +133,8 @@ def plan_text(plan: BuildPlan) -> str:
     ]
     if plan.site_images:
         lines.append(f"                  about {human_bytes(plan.site_images)} in the container engine's store")
+    if plan.choice is not None:
+        lines += ["", *choice_lines(plan.choice)]
     for launch in plan.launch:
         lines += ["", f"Launch plan {launch.id!r}: {launch.engine} {launch.engine_version} ({launch.runtime})"]
         lines.append(f"  {' '.join(launch.argv)}")

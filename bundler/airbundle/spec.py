@@ -12,6 +12,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from airbundle import engines, sources
+from airbundle.choose.table import workload_names
 from airbundle.contract.spec import BundleSpec
 from airbundle.data import data_dir
 from airbundle.tomllines import line_of, locate
@@ -205,6 +206,7 @@ _CHECKS: tuple[tuple[str, type, Callable[[Any], Iterator[str]]], ...] = (
     ("serving.concurrency", int, _within(1, 4096)),
     ("serving.ttft_ms", int, _within(0, 3_600_000)),
     ("serving.port", int, _within(1, 65535)),
+    ("serving.workload", str, _one_of("workload", workload_names)),
     ("serving.host", str, _address),
 )
 

@@ -27,6 +27,7 @@ from airbundle_onsite.contract.record import decode_json, encode
 from airbundle_onsite.errors import UsageError
 
 BLOB = LockedFile("blob", "0" * 64, 1)
+GOLDEN = Path(__file__).parents[1] / "golden"
 VALUES = {name: f"<{name}>" for name in PLACEHOLDERS}
 
 
@@ -39,16 +40,14 @@ def locks(name: str) -> Iterator[BundleLock]:
 
 
 def made_up(spec: BundleSpec, path: Path) -> BundleLock:
-    file = Path(spec.model.file).name or "model.gguf"
-    model = LockedModel(spec.model.served_name, spec.model.source, "r", "gguf", (LockedFile(file, "1" * 64, 9),), file)
+    model = gguf_model(spec) if spec.model.file else safetensors_model(spec)
     names = [re.split(r"[=<>\[ ]", line)[0] for line in spec.wheels.requirements] if spec.wheels else []
     wheels = tuple(
         LockedWheel(each, "1", LockedFile(f"{each}-1-py3-none-any.whl", "2" * 64, 1), requested_by=("spec",))
         for each in names
     )
-    image = LockedImage(
-        "repository:tag", "s", "d", BLOB, BLOB, (), (), "linux/amd64", entrypoint=("/usr/bin/llama-server",)
-    )
+    name = spec.image.source.partition("/")[2] if spec.image else ""
+    image = LockedImage(name, "s", "d", BLOB, BLOB, (), (), "linux/amd64", entrypoint=("/usr/bin/llama-server",))
     return BundleLock(
         LOCK_VERSION,
         0,
@@ -61,6 +60,17 @@ def made_up(spec: BundleSpec, path: Path) -> BundleLock:
         WheelSettings("3.11", "linux_x86_64") if wheels else None,
         (image,) if spec.image else (),
     )
+
+
+def gguf_model(spec: BundleSpec) -> LockedModel:
+    file = Path(spec.model.file).name
+    return LockedModel(spec.model.served_name, spec.model.source, "r", "gguf", (LockedFile(file, "1" * 64, 9),), file)
+
+
+def safetensors_model(spec: BundleSpec) -> LockedModel:
+    config = (GOLDEN / "configs" / "qwen2.5-7b.json").read_text()
+    files = (LockedFile("model.safetensors", "1" * 64, 15_231_233_024), LockedFile("config.json", "3" * 64, 9))
+    return LockedModel(spec.model.served_name, spec.model.source, "r", "safetensors", files, facts={"config": config})
 
 
 @pytest.fixture(params=sorted(engines.discover()))
@@ -89,11 +99,24 @@ def test_its_plans_survive_the_manifest(name: str) -> None:
 def test_its_plans_can_be_filled_and_name_model_address_and_port(name: str) -> None:
     for lock, plan in plans(name):
         words = [fill(word, VALUES) for word in plan.argv]
-        assert any(word.startswith("<model>") for word in words)
-        assert {"<host>", "<port>", "<served_name>"} <= set(words)
+        values = [fill(value, VALUES) for value in plan.env.values()]
+        assert any(word.startswith("<model>") for word in words)  # its last part is the served name
+        assert {"<host>", "<port>"} <= {*words, *values}
         assert not [word for word in words if not word]
         assert plan.model == lock.models[0].served_name
         assert plan.needs.memory > 0
+
+
+def test_a_gpu_plan_has_neighbours_from_the_most_demanding_on(name: str) -> None:
+    for lock in locks(name):
+        made = engines.create(name).plans(lock)
+        if lock.profile.gpu is None:
+            continue
+        assert len(made) >= 3
+        demands = [(plan.needs.gpus, plan.needs.gpu_memory) for plan in made]
+        assert len(set(demands)) == len(demands)
+        assert demands[0] == max(demands)
+        assert all(plan.needs.architectures and plan.needs.capability for plan in made)
 
 
 def test_its_plan_ids_are_unique(name: str) -> None:

@@ -28,12 +28,12 @@ class Candidate:
 
 
 def candidate(facts: EngineFacts, target: Target, shape: ModelShape, model_format: str, request: Request) -> Candidate:
-    """The version of an engine to plan with, newest first, or the newest with all that is against it."""
+    """The version of an engine to plan with, newest first; else the one with the least against it."""
     wanted = (request.version,) if request.version and request.engine == facts.name else facts.plan_for
     judged = [_judge(facts, version, target, shape, model_format) for version in wanted]
     fitting = next((item for item in judged if not item.reasons), None)
     if fitting is None:
-        return judged[0]
+        return min(judged, key=lambda item: len(item.reasons))
     passed = judged[: judged.index(fitting)]
     notes = tuple(f"{facts.title} {item.version} is out: {'; '.join(item.reasons)}" for item in passed)
     return Candidate(fitting.facts, fitting.version, fitting.release, (), (*notes, *fitting.notes))

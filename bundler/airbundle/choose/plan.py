@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +11,12 @@ from airbundle.choose.limits import Candidate, candidate, driver_needed, kernel_
 from airbundle.choose.request import AUTO, EnginePlan, Rejected, Request, Verdict
 from airbundle.choose.rules import expectations, flags_by_rule
 from airbundle.choose.situation import Target, engine_facts_of, model_facts, target_facts, target_of, version
-from airbundle.choose.sizing import Model, Size, gib_text, settle_size
+from airbundle.choose.sizing import Model, Size, cures, gib_text, settle_size
 from airbundle.choose.table import Row, row_for, settle_workload, title
 from airbundle.choose.traps import traps_met
-from airbundle.engines.facts import EngineFacts, engine_facts, known_engines
+from airbundle.engines.facts import engine_facts, known_engines
 from airbundle.engines.flaglist import check_flags
-from airbundle.memory.inventory import infer_tensors
+from airbundle.memory.inventory import infer_tensors, is_tied
 from airbundle.memory.shape import read_shape
 from airbundle.memory.weights import plan_weights
 from airbundle_onsite.contract.checks import CheckResult, Status
@@ -37,8 +36,7 @@ def read_model(config: Mapping[str, Any], *, size: int = 0) -> Model:
         UsageError: the configuration lacks what the formulas need.
     """
     shape = read_shape(config)
-    tied = bool(config.get("tie_word_embeddings"))
-    weights = plan_weights(infer_tensors(config), shape, tied=tied)
+    weights = plan_weights(infer_tensors(config), shape, tied=is_tied(config))
     return Model(shape, weights, max(0, size - weights.total - weights.draft) if size else 0)
 
 
@@ -149,9 +147,9 @@ def _settled(chosen: Candidate, size: Size, request: Request, target: Target) ->
         "copies_ending": "y" if layout.copies == 1 else "ies",
         "layout": layout.reason,
         "sequences": size.sequences,
-        "per_copy": size.sequences,
+        "whole_experts": layout.experts,
         "batched_tokens": size.full.batched_tokens,
-        "utilization": round(size.way.utilization, 3),
+        "utilization": round(size.full.utilization or size.way.utilization, 3),
         "kv_dtype": size.way.kv_dtype,
         "driver_needed": version(driver_needed(cuda)) if cuda and target.gpus else None,
     }
@@ -180,7 +178,7 @@ SITE_SETS = frozenset({"--model", "--model-path", "--host", "--port", "--served-
 def _checks(
     chosen: Candidate, size: Size, model: Model, target: Target, request: Request, facts: Mapping[str, Value]
 ) -> tuple[CheckResult, ...]:
-    found = [*_against(chosen), _memory_check(chosen.facts, size, target, request)]
+    found = [*_against(chosen), _memory_check(chosen, size, model, target, request)]
     found += [check for check in (_kernel_check(chosen, model, target),) if check]
     first = first_token_check(model.shape, target, size.layout, request) if target.gpus else None
     found += [first] if first else []
@@ -199,19 +197,21 @@ def _against(chosen: Candidate) -> list[CheckResult]:
     ]
 
 
-def _memory_check(facts: EngineFacts, size: Size, target: Target, request: Request) -> CheckResult:
+def _memory_check(chosen: Candidate, size: Size, model: Model, target: Target, request: Request) -> CheckResult:
     status: dict[Verdict, Status] = {"runnable": "pass", "tight": "warn", "impossible": "fail"}
     plan = size.full
-    holds = f"{plan.requests.low:.1f} to {plan.requests.high:.1f} requests of {request.context} tokens"
     where = f"each of {size.layout.gpus} GPUs with {gib_text(target.memory)}" if target.gpus else "the host"
+    cache = f"{gib_text(plan.kv.low)} to {gib_text(plan.kv.high)} for the cache"
+    holds = f"{plan.requests.low:.1f} to {plan.requests.high:.1f} requests of {request.context} tokens"
+    room = f"{cache}, which holds {holds}" if plan.kv.low > 0 else "which leaves too little for the cache"
+    found = "" if size.verdict == "runnable" else cures(chosen, model, target, size)
     return CheckResult(
         "plan.memory",
         status[size.verdict],
-        f"{size.verdict} on {where}: {gib_text(plan.weights)} of weights, {gib_text(max(plan.kv.low, 0))} to "
-        f"{gib_text(max(plan.kv.high, 0))} for the cache, which holds {holds} a copy",
-        expected=f"{request.concurrency} requests at once, {gib_text(size.needed)} on each",
+        f"{size.verdict} on {where}: {gib_text(plan.weights)} of weights, {room}",
+        expected=f"{request.concurrency} requests at once; {gib_text(size.needed)} on each GPU suffice",
         actual=size.reason,
-        remedy="" if size.verdict == "runnable" else "change what the reason names, or take more or larger GPUs",
+        remedy="" if size.verdict == "runnable" else found or "take more or larger GPUs, or a smaller model",
     )
 
 
@@ -236,8 +236,3 @@ def _kernel_check(chosen: Candidate, model: Model, target: Target) -> CheckResul
         f"{method} weights need compute capability {row.capability}; computed {how}",
         evidence=(f"source: {row.source}", f"how sure: {row.sure}"),
     )
-
-
-def with_request(request: Request, **changes: Any) -> Request:
-    """A request with some fields changed."""
-    return dataclasses.replace(request, **changes)

@@ -54,12 +54,17 @@ class Request:
 
 @record
 class Layout:
-    """How a model is spread: ranks per layer, stages, and whole copies. Their product is the number of GPUs used."""
+    """How a model is spread: ranks per layer, stages, and whole copies. Their product is the number of GPUs used.
+
+    Attributes:
+        experts: whether each rank holds whole experts.
+    """
 
     tensor: int = 1
     pipeline: int = 1
     copies: int = 1
     reason: str = ""
+    experts: bool = False
 
     @property
     def gpus(self) -> int:

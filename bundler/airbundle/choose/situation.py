@@ -141,8 +141,8 @@ NAMES = frozenset(
         *("format", "model_type", "architecture", "dtype", "quantization", "experts", "heads", "kv_heads", "head_dim"),
         *("layers", "native_context", "latent", "windowed", "recurrent", "vision", "custom_code"),
         *("engine", "version", "cuda", "workload"),
-        *("tensor", "pipeline", "copies", "sequences", "batched_tokens", "utilization", "kv_dtype", "per_copy"),
-        *("kv_native", "driver_needed"),
+        *("tensor", "pipeline", "copies", "sequences", "batched_tokens", "utilization", "kv_dtype"),
+        *("whole_experts", "driver_needed"),
     }
 )
 """All of them; the last two lines are known only once an engine and its size are settled."""

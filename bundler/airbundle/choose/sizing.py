@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from airbundle.choose.layouts import layouts
 from airbundle.choose.limits import Candidate, kv_fp8
 from airbundle.choose.request import Layout, Rejected, Request, Verdict
 from airbundle.choose.situation import Target
 from airbundle.memory.budget import GIB, Device, Load, MemoryPlan, plan_memory
+from airbundle.memory.cure import Means, cure_text, find_cures
 from airbundle.memory.kv import KvDtype
 from airbundle.memory.parallel import Parallel
 from airbundle.memory.shape import ModelShape
@@ -17,7 +19,8 @@ from airbundle.memory.weights import WeightPlan
 from airbundle_onsite.contract.record import record
 
 _ORDER: dict[Verdict, int] = {"runnable": 0, "tight": 1, "impossible": 2}
-SMALL_STEP, MOST = 2048, 0.94
+SMALL_STEP = 2048
+LEAST, MOST = 0.85, 0.94  # shares of the GPU: small cards need more beside the budget, large ones less
 _ROUND = 8  # sequences: CUDA graphs are captured for multiples of it
 
 
@@ -45,12 +48,13 @@ class Size:
     """A way of serving, and its memory.
 
     Attributes:
-        full: plan for requests of full length; usual: for requests of usual length.
+        load: what was planned for; full: its plan, with requests of full length; usual: with those of usual length.
         needed: bytes of each GPU that suffice.
         sequences: per copy.
     """
 
     way: Way
+    load: Load
     full: MemoryPlan
     usual: MemoryPlan
     verdict: Verdict
@@ -96,8 +100,8 @@ def _ways(
     sizes = [(usual, share)]
     if usual > SMALL_STEP:
         sizes.append((SMALL_STEP, share))
-    if 0 < share < MOST and not request.utilization:
-        sizes.append((min(usual, SMALL_STEP), MOST))
+    if LEAST < share < MOST and not request.utilization:
+        sizes += [(SMALL_STEP, LEAST), (SMALL_STEP, MOST)]
     for kv_dtype in types:
         for batched, utilization in sizes:
             for layout in options:
@@ -120,37 +124,52 @@ def batched_tokens(workload: str, gib: float) -> int:
 
 
 def _size(candidate: Candidate, model: Model, target: Target, request: Request, way: Way) -> Size:
-    layout, kv_dtype = way.layout, way.kv_dtype
+    layout = way.layout
     wanted = math.ceil(request.concurrency / layout.copies)
     sequences = math.ceil(wanted / _ROUND) * _ROUND if target.gpus else wanted
-    parallel = Parallel(layout.tensor, layout.pipeline)
-    device = Device(target.memory, target.capability)
-
-    def plan(context: int, concurrency: int) -> MemoryPlan:
-        load = Load(
-            context=context,
-            concurrency=concurrency,
-            parallel=parallel,
-            kv_dtype=kv_dtype,
-            sequences=sequences,
-            batched_tokens=max(way.batched, sequences),
-            utilization=way.utilization,
-            extra=model.surplus // parallel.gpus,
-        )
-        return plan_memory(candidate.facts.budget, _known(candidate), model.shape, model.weights, device, load)
-
-    usual = min(request.typical or request.context, request.context)
-    one = plan(request.context, 1 if request.typical else wanted)
-    many = plan(usual, wanted)
-    verdict = max(one.verdict, many.verdict, key=lambda name: _ORDER[name])
-    needed = needed_memory(
-        many if many.sequence * wanted > one.sequence else one, max(one.sequence, many.sequence * wanted)
+    parallel = Parallel(layout.tensor, layout.pipeline, layout.experts)
+    load = Load(
+        context=request.context,
+        concurrency=1 if request.typical else wanted,
+        parallel=parallel,
+        kv_dtype=way.kv_dtype,
+        sequences=sequences,
+        batched_tokens=max(way.batched, sequences),
+        utilization=way.utilization,
+        extra=model.surplus // parallel.gpus,
     )
-    worse = one if _ORDER[one.verdict] >= _ORDER[many.verdict] else many
-    return Size(way, one, many, verdict, worse.reason, needed, sequences)
+    usual = min(request.typical or request.context, request.context)
+    one = plan_load(candidate, model, target, load)
+    many = plan_load(candidate, model, target, replace(load, context=usual, concurrency=wanted))
+    verdict = max(one.verdict, many.verdict, key=lambda name: _ORDER[name])
+    cache = max(one.sequence * load.concurrency, many.sequence * wanted)
+    reason = (one if _ORDER[one.verdict] >= _ORDER[many.verdict] else many).reason
+    return Size(way, load, one, many, verdict, reason, needed_memory(one, cache), sequences)
 
 
-def _known(candidate: Candidate) -> str:
+def plan_load(candidate: Candidate, model: Model, target: Target, load: Load) -> MemoryPlan:
+    """The memory plan of one load."""
+    device = Device(target.memory, target.capability)
+    return plan_memory(candidate.facts.budget, known_version(candidate), model.shape, model.weights, device, load)
+
+
+def cures(candidate: Candidate, model: Model, target: Target, size: Size) -> str:
+    """What would make it fit, each planned again; empty when nothing was found."""
+    smaller: tuple[KvDtype, ...] = ("fp8",) if kv_fp8(candidate.facts, candidate.version, target) else ()
+    means = Means(smaller, target.gpus, bool(model.shape.quantization))
+    found = find_cures(
+        candidate.facts.budget,
+        known_version(candidate),
+        model.shape,
+        model.weights,
+        Device(target.memory, target.capability),
+        size.load,
+        means,
+    )
+    return cure_text(found) if found else ""
+
+
+def known_version(candidate: Candidate) -> str:
     """Builds without versions that compare (``b11669``) are planned as the newest."""
     return candidate.version if candidate.version[:1].isdigit() else ""
 
@@ -159,7 +178,7 @@ def needed_memory(plan: MemoryPlan, cache: float) -> int:
     """Bytes of a GPU that suffice for a plan with that much cache, by the pessimistic bounds."""
     spent = plan.weights + plan.activation.high + plan.graphs.high + plan.runtime.high + cache
     share = plan.budget.low / plan.total if plan.total and plan.budget.low > 0 else 0.9
-    return math.ceil(spent / min(max(share, 0.5), 1.0))
+    return math.ceil(max(spent / min(max(share, 0.5), 1.0), spent + plan.beside.high))
 
 
 def gib_text(count: float) -> str:

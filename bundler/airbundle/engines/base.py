@@ -7,8 +7,9 @@ into declarative launch plans; the site half knows no engine by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from airbundle.choose.request import EnginePlan
 from airbundle.contract.lock import BundleLock
 from airbundle_onsite.contract.launch import LaunchPlan
 
@@ -31,4 +32,16 @@ class Engine(Protocol):
 
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """Files for the payload's config/ that the plans refer to, by name."""
+        ...
+
+
+@runtime_checkable
+class Chooses(Protocol):
+    """An engine whose flags come from `airbundle.choose`, and which can say how."""
+
+    def choice(self, lock: BundleLock) -> EnginePlan:
+        """The plan for what the spec asks, with the path taken and what was rejected; also when it cannot work.
+
+        Raises UsageError when nothing can be planned at all.
+        """
         ...

@@ -48,7 +48,9 @@ def test_a_whole_model(model: Path) -> None:
         True,
     )
     assert (card.quantization, card.code, card.unlisted) == ("", (), ())
-    assert card.facts == {
+    config = json.loads(card.facts["config"])
+    assert (config["num_key_value_heads"], config["max_position_embeddings"]) == (4, 256)
+    assert {key: value for key, value in card.facts.items() if key != "config"} == {
         "model_type": "llama",
         "architectures": "LlamaForCausalLM",
         "dtype": "float16",

@@ -1,0 +1,77 @@
+"""TensorRT-LLM: trtllm-serve with the PyTorch backend, from NVIDIA's image.
+
+PyPI holds only stubs that fetch the wheel from elsewhere, so there is no venv. A prebuilt engine is refused: it is
+bound to the GPU model and the version that it was built with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airbundle.choose import EnginePlan
+from airbundle.contract.lock import BundleLock
+from airbundle.engines import planned
+from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan
+from airbundle_onsite.errors import UsageError
+
+NAME = "tensorrt-llm"
+CONFIG = "trtllm.yaml"
+
+
+def create() -> TensorRtLlm:
+    """See `airbundle.engines.base`."""
+    return TensorRtLlm()
+
+
+class TensorRtLlm:
+    """See `airbundle.engines.base.Engine`."""
+
+    name = NAME
+
+    def version(self, lock: BundleLock) -> str:
+        """The spec's, or the image tag's."""
+        return planned.engine_version(lock, "tensorrt-llm")
+
+    def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
+        """A plan for what was asked for, and its neighbours. Raises UsageError when it cannot work."""
+        planned.need_gpu(lock, "TensorRT-LLM")
+        if lock.spec.runtime.kind != "docker":
+            raise UsageError(
+                "TensorRT-LLM runs from its image only: its packages on PyPI fetch the real ones while they are built",
+                remedy='set runtime.kind = "docker" and [image] to NVIDIA\'s release image',
+            )
+        _refuse_prebuilt(lock)
+        return planned.launch_plans(lock, NAME, self.version(lock), _command, _KNOBS)
+
+    def choice(self, lock: BundleLock) -> EnginePlan:
+        """See `airbundle.engines.base.Chooses`."""
+        return planned.choice(lock, NAME, self.version(lock))
+
+    def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
+        """The settings that have no option: metrics."""
+        return {CONFIG: b"return_perf_metrics: true\n"}
+
+
+def _refuse_prebuilt(lock: BundleLock) -> None:
+    built = [file.path for file in lock.models[0].files if file.path.endswith(".engine")]
+    if built:
+        raise UsageError(
+            f"model {lock.models[0].served_name}: {built[0]} is a prebuilt engine, which loads only on the GPU model "
+            "and version it was built with",
+            remedy="name the checkpoint itself; the PyTorch backend serves it",
+        )
+
+
+def _command(lock: BundleLock, plan: EnginePlan) -> tuple[tuple[str, ...], tuple[Flag, ...]]:
+    """The model's name in the API is the last part of its path, which is its served name."""
+    return ("trtllm-serve", "serve", "{model}"), (
+        Flag("--host", "{host}", ""),
+        Flag("--port", "{port}", ""),
+        Flag("--config", f"{{config}}/{CONFIG}", ""),
+    )
+
+
+_KNOBS = (
+    Knob("--max_batch_size", ("16", "32", "64", "128", "256"), "requests at once against time for each token"),
+    Knob("--max_num_tokens", ("2048", "4096", "8192"), "time to first token against running answers"),
+)
