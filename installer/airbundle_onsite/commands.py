@@ -11,10 +11,12 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult, exit_code
 from airbundle_onsite.contract.record import encode, record
 from airbundle_onsite.deploy import activate, install, operate, signers, status, support
+from airbundle_onsite.deploy.bases import check_bases
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text, human_bytes, human_seconds, json_text
 from airbundle_onsite.store.disk import FILE_MODE, write_atomic
+from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.parts import check_parts
 
 
@@ -34,6 +36,7 @@ class Options:
         yes: answer every question with yes.
         json: results as JSON.
         strict: warnings give exit code 4.
+        paranoid: see `install.InstallOptions`.
     """
 
     command: str
@@ -49,6 +52,7 @@ class Options:
     yes: bool = False
     json: bool = False
     strict: bool = False
+    paranoid: bool = False
 
 
 @record
@@ -94,6 +98,7 @@ def _install_options(options: Options, *, stage_only: bool = False) -> install.I
         reinstall=options.reinstall,
         allow_older=options.allow_older,
         strict=options.strict,
+        paranoid=options.paranoid,
     )
 
 
@@ -112,10 +117,12 @@ def run_verify(site: Site, options: Options) -> Report:
     directory = _bundle(options)
     trusted, checks = signers.Signers(site, options.trust).checks(directory)
     if trusted is not None:
+        checks += _age(site, trusted)
         checks += check_parts(trusted, site.talk)
         failure = _worst_of_bundle(checks)
         needs = trusted.manifest.needs
         host = match.match_profile(needs.profile, site.fingerprint(bundle=directory), runtime=needs.runtime)
+        host += check_bases(site, trusted.manifest, paranoid=options.paranoid)[1]
         code = exit_code(checks, failure, strict=options.strict)
         if code in (ExitCode.OK, ExitCode.WARNINGS):
             code = exit_code([*checks, *host], ExitCode.PREFLIGHT, strict=options.strict)
@@ -123,6 +130,16 @@ def run_verify(site: Site, options: Options) -> Report:
     else:
         code = exit_code(checks, _worst_of_bundle(checks), strict=options.strict)
     return _checks(checks, code)
+
+
+def _age(site: Site, trusted: TrustedManifest) -> list[CheckResult]:
+    """A warning when the bundle is older than one that was installed before: somebody may have replayed it."""
+    manifest = trusted.manifest
+    highest = site.store.highest_sequence(manifest.name)
+    if manifest.sequence >= highest:
+        return []
+    summary = f"it has sequence {manifest.sequence}, and sequence {highest} was installed here: it is older"
+    return [CheckResult("verify.sequence", "warn", summary, remedy="installing it needs --allow-older")]
 
 
 def _worst_of_bundle(checks: list[CheckResult]) -> ExitCode:

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds, Readiness, SmokeTest
@@ -39,6 +40,7 @@ def release_bundle(
     weights: bytes = b"GGUF" + bytes(200_000),
     disk: int = 1_000_000,
     flags: tuple[str, ...] = (),
+    more: Mapping[str, bytes] = MappingProxyType({}),
     edit: Callable[[BundleManifest], BundleManifest] = lambda manifest: manifest,
 ) -> Path:
     """A bundle ``demo-<version>`` in `folder`; its engine answers "Paris, says <version>" unless told otherwise.
@@ -53,10 +55,12 @@ def release_bundle(
         weights: content of the model file.
         disk: bytes the bundle says it needs.
         flags: more words for the engine.
+        more: further files of the payload, before all others.
         edit: last change to the manifest.
     """
     engine = (_HERE / "fake_engine.py").read_bytes()
     files = {
+        **more,
         "models/demo/model.gguf": weights,
         "config/fake_engine.py": engine,
         "config/version.txt": version.encode(),

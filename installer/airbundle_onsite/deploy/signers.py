@@ -49,14 +49,15 @@ class Signers:
     Args:
         site: where the pinned ones are.
         options: what was said.
+        machine: the file of the whole machine, which its administrator keeps.
 
     Raises:
         UsageError: the options contradict each other or the files there are.
         TrustError: a file that names signers is there and cannot be read.
     """
 
-    def __init__(self, site: Site, options: TrustOptions) -> None:
-        self._site, self._options = site, options
+    def __init__(self, site: Site, options: TrustOptions, machine: Path = Path(layout.TRUST_FILE)) -> None:
+        self._site, self._options, self._machine = site, options, machine
         self._own = site.layout.base / _PINNED
         self._path, self._allowed = self._find()
         self._named = (*options.accept, *options.replace)
@@ -106,7 +107,7 @@ class Signers:
                 return given, given.read_bytes()
             except OSError as error:
                 raise UsageError(f"--allowed-signers {given}: {error.strerror}") from error
-        for path in (Path(layout.TRUST_FILE), self._own):
+        for path in (self._machine, self._own):
             try:
                 return path, path.read_bytes()
             except (FileNotFoundError, NotADirectoryError) as error:

@@ -250,14 +250,15 @@ class _Examination:
             remedy = "compare this fingerprint with the sender's, over another channel"
             pinned = "a key this site has not pinned" if len(found.others) == 1 else "keys this site has not pinned"
             return CheckResult(_CHECK_SIGNATURE, "warn", f"{summary}, {pinned}", remedy=remedy, evidence=found.refused)
-        others = [f"also signed by {each}, which is not among the allowed signers" for each in found.others]
+        others = "".join(f", also signed by {each}, which is not among the allowed signers" for each in found.others)
+        bad = ", but another signature is not good" if found.refused else ""
         remedy = "the signature named first is good; ask the sender about the others" if found.refused else ""
         return CheckResult(
             _CHECK_SIGNATURE,
             "warn" if found.refused else "pass",
-            summary + (", but another signature is not good" if found.refused else ""),
+            f"{summary}{others}{bad}",
             remedy=remedy,
-            evidence=(*others, *found.refused),
+            evidence=found.refused,
         )
 
     def _unsigned(self) -> bool:
