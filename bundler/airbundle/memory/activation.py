@@ -64,3 +64,18 @@ def latent_bytes(shape: ModelShape, parallel: Parallel, context: int, sequences:
     width = max(cache.key_dim for cache in shape.attention)
     tokens = max(min(max(8 * context, 4 * sequences * block), _LATENT_TOKENS), sequences * block)
     return copies + tokens * width * _BYTES
+
+
+def padding_bytes(shape: ModelShape, parallel: Parallel, experts: float) -> float:
+    """What 4-bit experts grow by at most, when a kernel wants their sides as multiples of 256 and 128.
+
+    Args:
+        shape, parallel: of the model.
+        experts: bytes of all its experts.
+    """
+    if shape.quantization != "mxfp4" or not shape.expert_width:
+        return 0
+    ranks = 1 if parallel.experts else parallel.tensor
+    width = shape.expert_width / ranks
+    grown = -(-shape.hidden // 256) * 256 * (-(-width // 128) * 128)
+    return experts / parallel.gpus * (grown / (shape.hidden * width) - 1)

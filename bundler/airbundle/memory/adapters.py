@@ -81,6 +81,6 @@ def with_draft_layers(shape: ModelShape) -> ModelShape:
     own = [cache for cache in shape.attention if isinstance(cache, Attention)]
     if not shape.draft_layers or not own:
         raise UsageError(
-            "the model has no layers of its own for predicting several tokens", remedy="name a draft model instead"
+            "the model has no layers of its own that predict tokens ahead", remedy="name a draft model instead"
         )
     return replace(shape, caches=(*shape.caches, *(((own[-1],),) * shape.draft_layers)))

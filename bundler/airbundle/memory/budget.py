@@ -6,13 +6,13 @@ Everything that is not known exactly is an interval. A plan is `runnable` only i
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 
-from airbundle.memory.activation import latent_bytes, micro_batch_bytes, peak_bytes
+from airbundle.memory.activation import latent_bytes, micro_batch_bytes, padding_bytes, peak_bytes
 from airbundle.memory.adapters import with_draft_layers
 from airbundle.memory.config import DATA
 from airbundle.memory.kv import KvDtype, KvLayout, growing_bytes, state_bytes
@@ -99,7 +99,7 @@ class MemoryPlan:
         total: of the GPU.
         budget: that the engine takes for itself.
         weights: as allocated, with what kernels keep besides the checkpoint.
-        activation, graphs, runtime: taken within the budget before the cache.
+        activation, graphs, runtime: taken within the budget before the cache; runtime with what kernels may pad.
         beside: taken outside the budget.
         kv: left for the cache; below 0 when there is not even room for the rest.
         token: bytes per cached token in layers that grow.
@@ -157,18 +157,20 @@ def plan_memory(
     settings = _Settings(facts, shape, device, load)
     layout = settings.layout
     held = settings.weights(weights) + load.extra
-    activation, graphs, runtime = settings.activation(), settings.graphs(), settings.interval("runtime")
+    experts = sum(parameter.experts for parameter in weights.parameters)
+    padding = Interval(0, padding_bytes(shape, load.parallel, experts))
+    activation, graphs, runtime = settings.activation(), settings.graphs(), settings.interval("runtime") + padding
     budget = settings.budget(activation + runtime, held)
     counted = settings.counted_graphs()
     if facts["paging"] == "pooled":
-        kv = Interval(budget.low - held, budget.high - held)
+        kv = Interval(budget.low - held - padding.high, budget.high - held)
     else:
         spent = activation + counted + runtime
         kv = Interval(budget.low - held - spent.high, budget.high - held - spent.low)
     sequence = sequence_bytes(shape, load.context, layout) + load.extra_token * load.context
     share = sequence / (sequence - load.extra_token * load.context) if sequence else 1.0
     requests = Interval(*(requests_held(shape, bound / share, load.context, layout) for bound in (kv.low, kv.high)))
-    fits = _fits_beside(settings, held, activation, kv)
+    fits = settings.fits_beside()
     verdict, reason = _verdict(requests, kv, load, slots, fits)
     return MemoryPlan(
         total=device.memory,
@@ -177,7 +179,7 @@ def plan_memory(
         activation=activation,
         graphs=graphs,
         runtime=runtime,
-        beside=settings.interval("beside"),
+        beside=settings.beside(),
         kv=kv,
         token=growing_bytes(shape, layout) + load.extra_token,
         state=state_bytes(shape, layout),
@@ -262,9 +264,15 @@ class _Settings:
     def weights(self, weights: WeightPlan) -> float:
         load, parallel = self._load, self.layout.parallel
         if self._facts["paging"] == "slots":
-            return weights.per_rank(parallel)
+            return weights.per_rank(parallel) - self._on_host(weights)
         held = weights.per_rank(parallel, draft=bool(load.drafted), allocated=True)
         return held + latent_bytes(self._shape, parallel, load.context, self.sequences, self.layout.block)
+
+    def _on_host(self, weights: WeightPlan) -> int:
+        """llama.cpp leaves the embedding in the host's memory; tied to the output layer, it has a copy on the GPU."""
+        if weights.tied or not self._device.capability or self.layout.parallel.pipeline > 1:
+            return 0
+        return sum(parameter.total for parameter in weights.parameters if parameter.role == "vocab")
 
     def activation(self) -> Interval:
         low, high = self._facts["activation"]
@@ -282,6 +290,18 @@ class _Settings:
     def counted_graphs(self) -> Interval:
         counted = self._facts["graphs_counted"] and self._shape.architecture not in self._facts.get("uncounted", ())
         return self.graphs() if counted else Interval(0, 0)
+
+    def beside(self) -> Interval:
+        """What lies outside the budget: context, communication, and graphs that it does not count."""
+        counted = self._facts["graphs_counted"] and self._shape.architecture not in self._facts.get("uncounted", ())
+        if counted or not self._load.graphs or "outside_graphs" not in self._facts:
+            return self.interval("beside")
+        return self.interval("beside") + self.interval("outside_graphs")
+
+    def fits_beside(self) -> bool:
+        """Whether that finds room on the GPU, by the pessimistic bound."""
+        free = self._device.memory * (1 - self.share())
+        return self._facts["paging"] != "grouped" or free >= self.beside().high
 
     def share(self) -> float:
         if self._load.utilization or "classes" not in self._facts:
@@ -337,15 +357,6 @@ def longest_context(shape: ModelShape, load: Load, layout: KvLayout, available: 
     return low * layout.block
 
 
-def _fits_beside(settings: _Settings, held: float, activation: Interval, kv: Interval) -> bool:
-    """Whether what lies outside the budget still finds room on the GPU, by the pessimistic bound."""
-    free = settings._device.memory * (1 - settings.share())
-    return settings._facts["paging"] != "grouped" or free >= settings.interval("beside").high
-
-
-_Judge = Callable[[Interval, Interval, Load, bool, bool], tuple[Verdict, str]]
-
-
 def _verdict(requests: Interval, kv: Interval, load: Load, slots: bool, beside: bool) -> tuple[Verdict, str]:
     """`slots`: the engine sets the full length aside for each request, so that all must fit for it to start."""
     wanted = load.concurrency
@@ -366,5 +377,5 @@ def _verdict(requests: Interval, kv: Interval, load: Load, slots: bool, beside: 
             f"{requests.low:.1f} of {wanted} requests of {load.context} tokens fit at once; the others wait",
         )
     if not beside:
-        return "tight", "little is left outside the budget for the CUDA context, communication and graphs"
+        return "tight", "what is left outside the budget may not do for the CUDA context, communication and graphs"
     return "runnable", f"{requests.low:.1f} requests of {load.context} tokens fit, by the pessimistic bound"

@@ -157,3 +157,8 @@ def of_layer(value: Any, index: int) -> int:
 @cache
 def _defaults() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
+
+
+def is_quantised(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration says that its weights are quantised."""
+    return bool(quantization_config(config).get("quant_method") or quantization_config(config).get("quant_algo"))
