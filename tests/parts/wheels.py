@@ -171,6 +171,7 @@ def index(directory: Path) -> Iterator[WheelIndex]:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # head and body in one packet, else each answer waits for an acknowledgement
     index: ClassVar[WheelIndex]
 
     def log_message(self, format: str, *arguments: object) -> None:

@@ -254,16 +254,16 @@ def test_a_yanked_release_is_refused(office: Office, asked: str) -> None:
     assert office.versions("dep") == {"dep": "1.0"}
 
 
-def test_a_release_that_was_yanked_since_the_last_lock_is_not_kept(office: Office) -> None:
+def test_a_release_that_was_yanked_since_the_last_lock_is_told(office: Office) -> None:
     office.make("dep", "1.0")
     name = office.make("dep", "2.0").name
     earlier = {wheel.name: wheel for wheel in office.resolve("dep")[0]}
     assert earlier["dep"].version == "2.0"
     office.index.yanked[name] = "loses data"
-    try:
-        assert office.versions("dep", earlier=earlier) == {"dep": "1.0"}
-    except FetchError as error:
-        assert "dep==2.0" in error.summary and "--upgrade dep" in error.remedy
+    error = reason(office, "dep", earlier=earlier)
+    assert error.summary.startswith("dep==2.0: its makers have withdrawn (yanked) it")
+    assert "`airbundle lock SPEC --upgrade dep`" in error.remedy
+    assert office.versions("dep", earlier={"pip": earlier["pip"]}) == {"dep": "1.0"}
 
 
 def test_a_source_distribution_alone_is_named(office: Office) -> None:
