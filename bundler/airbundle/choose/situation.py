@@ -116,10 +116,21 @@ def engine_facts_of(name: str, wanted: str, cuda: str) -> dict[str, Value]:
     return {"engine": name, "version": version(wanted), "cuda": version(cuda)}
 
 
+class Spelled(Version):
+    """A version that is shown as it was written: ``580.65.06`` keeps its zero."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._spelling = text
+
+    def __str__(self) -> str:
+        return self._spelling
+
+
 def version(text: str) -> Version | None:
     """A version to compare, build numbers such as ``b11669`` included; None for what is none."""
     try:
-        return Version(text.lstrip("b")) if text else None
+        return Spelled(text.lstrip("b")) if text else None
     except InvalidVersion:
         return None
 

@@ -21,6 +21,7 @@ from airbundle_onsite.contract.record import record
 _ORDER: dict[Verdict, int] = {"runnable": 0, "tight": 1, "impossible": 2}
 SMALL_STEP = 2048
 LEAST, MOST = 0.85, 0.94  # shares of the GPU: small cards need more beside the budget, large ones less
+_UNBOUNDED = 1 << 42  # bytes: of a host without GPUs the plan says what is needed, and the site what there is
 _ROUND = 8  # sequences: CUDA graphs are captured for multiples of it
 
 
@@ -78,14 +79,17 @@ def settle_size(
         tried.append(size)
         if size.verdict == "runnable":
             break
-    best = min(tried, key=_rank)
+    best = min(tried, key=lambda size: _rank(size, target))
     passed = {_name(size.layout): size for size in tried if size.layout != best.layout}
     return best, (*out, *(Rejected(name, f"{size.verdict}: {size.reason}") for name, size in passed.items()))
 
 
-def _rank(size: Size) -> tuple[int, float]:
+def _rank(size: Size, target: Target) -> tuple[int, float]:
     """Runnable before tight before impossible; then by how many requests fit, or by how little is missing."""
-    return _ORDER[size.verdict], size.needed if size.verdict == "impossible" else -size.usual.requests.low
+    if size.verdict == "impossible":
+        return _ORDER[size.verdict], size.needed
+    slow = size.layout.tensor > 1 and target.link != "nvlink"  # sharing layers over PCIe has to be worth it
+    return _ORDER[size.verdict], -size.usual.requests.low * (0.5 if slow else 1)
 
 
 def _ways(
@@ -149,7 +153,7 @@ def _size(candidate: Candidate, model: Model, target: Target, request: Request, 
 
 def plan_load(candidate: Candidate, model: Model, target: Target, load: Load) -> MemoryPlan:
     """The memory plan of one load."""
-    device = Device(target.memory, target.capability)
+    device = Device(target.memory if target.gpus else _UNBOUNDED, target.capability)
     return plan_memory(candidate.facts.budget, known_version(candidate), model.shape, model.weights, device, load)
 
 
@@ -177,8 +181,9 @@ def known_version(candidate: Candidate) -> str:
 def needed_memory(plan: MemoryPlan, cache: float) -> int:
     """Bytes of a GPU that suffice for a plan with that much cache, by the pessimistic bounds."""
     spent = plan.weights + plan.activation.high + plan.graphs.high + plan.runtime.high + cache
-    share = plan.budget.low / plan.total if plan.total and plan.budget.low > 0 else 0.9
-    return math.ceil(max(spent / min(max(share, 0.5), 1.0), spent + plan.beside.high))
+    share = min(max(plan.budget.low / plan.total if plan.total else 0, 0.5), 1.0)
+    beside = plan.beside.high / (1 - share) if share < 1 else spent + plan.beside.high
+    return math.ceil(min(max(spent / share, beside), max(plan.total, spent / share)))
 
 
 def gib_text(count: float) -> str:

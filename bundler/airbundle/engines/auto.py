@@ -53,9 +53,9 @@ class Auto:
         """The chosen engine's. Raises UsageError when the bundle holds no engine that fits."""
         return self._chosen(lock).plans(lock)
 
-    def choice(self, lock: BundleLock) -> EnginePlan:
-        """See `airbundle.engines.base.Chooses`. Raises UsageError when the model is GGUF, which needs no table."""
-        return plan(lock)
+    def choice(self, lock: BundleLock) -> EnginePlan | None:
+        """See `airbundle.engines.base.Chooses`; None for GGUF, whose memory the engine's own module reckons."""
+        return None if lock.models[0].format == "gguf" else plan(lock)
 
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """The chosen engine's."""

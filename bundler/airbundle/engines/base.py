@@ -39,8 +39,9 @@ class Engine(Protocol):
 class Chooses(Protocol):
     """An engine whose flags come from `airbundle.choose`, and which can say how."""
 
-    def choice(self, lock: BundleLock) -> EnginePlan:
+    def choice(self, lock: BundleLock) -> EnginePlan | None:
         """The plan for what the spec asks, with the path taken and what was rejected; also when it cannot work.
+        None for a model that needs no choice.
 
         Raises UsageError when nothing can be planned at all.
         """
