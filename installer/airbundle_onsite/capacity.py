@@ -81,7 +81,7 @@ def _image_shares(manifest: BundleManifest, fingerprint: Fingerprint) -> list[Di
     containerd store keeps the compressed layers for good. Both are on the same filesystem as the layers.
     """
     blobs = {layer.digest: layer.size for image in manifest.images for layer in image.layers}
-    packed = sum(blobs.values())
+    packed = sum(size for digest, size in blobs.items() if digest not in manifest.absent_layers)
     unpacked = manifest.needs.image_disk or packed * _UNPACKED
     kept = fingerprint.docker.storage_driver.startswith("containerd:")
     return [

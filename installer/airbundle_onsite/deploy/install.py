@@ -31,6 +31,7 @@ from airbundle_onsite.plan import disk_needs, fits_beside
 from airbundle_onsite.render import human_bytes
 from airbundle_onsite.runtimes.base import Blob, Runtime
 from airbundle_onsite.store.journal import Transaction
+from airbundle_onsite.store.rebuild import rebuilt
 from airbundle_onsite.store.releases import StagedRelease, Staging
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.stream import PayloadReader
@@ -47,6 +48,7 @@ class InstallOptions:
         reinstall: replace the same version, whatever it holds.
         allow_older: accept a sequence older than one installed before.
         strict: refuse a host that gives warnings.
+        paranoid: hash what is here already and would be taken on trust.
     """
 
     port: Optional[int] = None
@@ -55,6 +57,7 @@ class InstallOptions:
     reinstall: bool = False
     allow_older: bool = False
     strict: bool = False
+    paranoid: bool = False
 
 
 def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
@@ -87,7 +90,8 @@ def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
 def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
     """Preflight alone: every check of an installation, without taking the lock or changing anything."""
     trusted = Signers(site, options.trust).look(bundle)
-    return examine(site, trusted.manifest, before(site, trusted.manifest.name), bundle=bundle, port=options.port)
+    old = before(site, trusted.manifest.name)
+    return examine(site, trusted.manifest, old, bundle=bundle, port=options.port, paranoid=options.paranoid)
 
 
 def disk_text(site: Site, manifest: BundleManifest, verdict: Verdict) -> list[str]:
@@ -113,6 +117,11 @@ def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) ->
     name, version = trusted.manifest.name, trusted.manifest.version
     here = {each.version: each for each in site.store.versions(name)}.get(version)
     if here is not None and not options.reinstall:
+        if here.manifest_sha256 != trusted.sha256 and trusted.manifest.rollback:
+            raise PreflightError(
+                f"{name} {version} is still installed here: going back to it needs no bundle",
+                remedy=f"airbundlectl --activate {version} --name {name}",
+            )
         if here.manifest_sha256 != trusted.sha256:
             raise PreflightError(
                 f"{name} {version} is installed with other content: its bundle.json has SHA-256 "
@@ -122,19 +131,39 @@ def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) ->
         return site.store.load(name, version)
     if here is not None and here.manifest_sha256 == trusted.sha256:
         return None  # written anew from the very bundle it was made from: nothing older comes in
-    highest = site.store.highest_sequence(name)
-    if trusted.manifest.sequence < highest and not options.allow_older:
-        raise TrustError(
-            f"{name} {version} has sequence {trusted.manifest.sequence}, and sequence {highest} was installed here: "
-            "it is older",
-            remedy="if going back is meant: --rollback or --activate V for an installed version, else --allow-older",
-        )
+    _refuse_older(trusted.manifest, site.store.highest_sequence(name), options)
     return None
+
+
+def _refuse_older(manifest: BundleManifest, highest: int, options: InstallOptions) -> None:
+    """Raise TrustError for a bundle older than the highest sequence seen, unless going back is what it was made for."""
+    if manifest.sequence >= highest or options.allow_older:
+        return
+    back = manifest.rollback
+    if back is not None and highest <= back.sequence:
+        return
+    what = f"{manifest.name} {manifest.version} has sequence {manifest.sequence}"
+    if back is not None:
+        raise TrustError(
+            f"{what} and leads back from {back.version}, sequence {back.sequence}; sequence {highest} was installed "
+            "here since",
+            remedy="ask the sender for a bundle that leads back from what is installed, or add --allow-older",
+        )
+    raise TrustError(
+        f"{what}, and sequence {highest} was installed here: it is older",
+        remedy="if going back is meant: --rollback or --activate V for an installed version, else --allow-older",
+    )
 
 
 def _examined(site: Site, trusted: TrustedManifest, old: Before, options: InstallOptions) -> Verdict:
     verdict = examine(
-        site, trusted.manifest, old, bundle=trusted.directory, port=options.port, starts=not options.stage_only
+        site,
+        trusted.manifest,
+        old,
+        bundle=trusted.directory,
+        port=options.port,
+        starts=not options.stage_only,
+        paranoid=options.paranoid,
     )
     for check in verdict.checks:
         if check.status == "warn":
@@ -206,7 +235,9 @@ def _install_new(
     facts = facts_of(made, old, was_staged=False)
     tx = site.journal.begin(op, made.name, made.version, old.version, facts)
     with undoing(site, tx, old, needed=manifest.needs.disk):
-        staging = site.store.stage(trusted, rewrite=options.reinstall)
+        staging = site.store.stage(
+            trusted, rewrite=options.reinstall, rebuild=lambda entry, packed: rebuilt(entry, packed, verdict.base)
+        )
         tx.step("staging")
         _stream(site, trusted, staging, site.runtime(plan.runtime))
         if replaced and old.version == made.version:
@@ -278,10 +309,15 @@ def rehearse(site: Site, bundle: Path, options: InstallOptions) -> tuple[Verdict
     if unfinished is not None:
         steps.append(f"first finish or undo the interrupted {unfinished.op} of {unfinished.version}")
     here = _installed(site, trusted, options)
-    verdict = examine(site, manifest, old, bundle=bundle if here is None else None, port=options.port)
-    size = sum(entry.size for entry in manifest.files)
+    verdict = examine(
+        site, manifest, old, bundle=bundle if here is None else None, port=options.port, paranoid=options.paranoid
+    )
+    size = sum(entry.packed for entry in manifest.files)
     if here is None:
         steps.append(f"copy {len(manifest.files)} files, {human_bytes(size)}, checking each byte on the way")
+        if manifest.bases:
+            rest = human_bytes(sum(entry.size for entry in manifest.files) - size)
+            steps.append(f"take {rest} more from {', '.join(base.title for base in manifest.bases)}, which is here")
         steps += [f"use disk  {line}" for line in disk_text(site, manifest, verdict)]
     else:
         steps.append(f"copy nothing: {manifest.version} is installed already")

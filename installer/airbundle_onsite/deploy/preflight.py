@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 from typing import Optional
 
@@ -15,6 +16,7 @@ from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.deploy import ports
+from airbundle_onsite.deploy.bases import check_bases
 from airbundle_onsite.deploy.transaction import Before
 from airbundle_onsite.deploy.world import ROOT_REMEDY, Site, root_problem
 from airbundle_onsite.errors import ExitCode, PreflightError
@@ -33,6 +35,7 @@ class Verdict:
         fingerprint: what they were made from.
         plan: the launch plan to take; None when none fits.
         host, port: where the service will answer.
+        base: where the files are that the bundle builds on, by SHA-256.
     """
 
     checks: tuple[CheckResult, ...]
@@ -40,6 +43,7 @@ class Verdict:
     plan: Optional[LaunchPlan]
     host: str
     port: int
+    base: Mapping[str, Path] = field(default_factory=dict)
 
     @property
     def failed(self) -> list[CheckResult]:
@@ -84,6 +88,7 @@ def examine(
     bundle: Optional[Path],
     port: Optional[int],
     starts: bool = True,
+    paranoid: bool = False,
 ) -> Verdict:
     """Take the fingerprint and hold it against what the bundle needs; changes nothing.
 
@@ -94,6 +99,7 @@ def examine(
         bundle: the bundle's directory when it is about to be read; None for a release that is in the store.
         port: the port asked for; None keeps the active release's, else the bundle's.
         starts: whether it is about to be started; if not, a taken port is only a warning.
+        paranoid: hash every file that the bundle builds on, also those that a proof vouches for.
     """
     fingerprint = site.fingerprint(**({"bundle": bundle} if bundle else {}))
     chosen = port if port is not None else old.release.record.port if old.release else manifest.serving.port
@@ -109,7 +115,11 @@ def examine(
     checks.append(_check_root(site.layout.base))
     taken = _check_port(host, chosen, old)  # by binding it, and naming who holds it
     checks.append(dataclasses.replace(taken, status="warn") if taken.status == "fail" and not starts else taken)
-    return Verdict(tuple(checks), fingerprint, plan, host, chosen)
+    base: Mapping[str, Path] = {}
+    if bundle is not None and manifest.bases:
+        base, about = check_bases(site, manifest, paranoid=paranoid)
+        checks += about
+    return Verdict(tuple(checks), fingerprint, plan, host, chosen, base)
 
 
 def _check_root(root: Path) -> CheckResult:

@@ -16,6 +16,7 @@ from airbundle_onsite.contract.launch import LaunchPlan, RuntimeKind
 from airbundle_onsite.contract.manifest import BundleManifest, ImageEntry
 from airbundle_onsite.dockerapi import DockerClient, DockerError, socket_path
 from airbundle_onsite.runtimes import docker_config as config
+from airbundle_onsite.runtimes import docker_layers
 from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.docker_archive import docker_archive
 from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network
@@ -68,7 +69,23 @@ class DockerRuntime:
             if container is not None and config.owner(container) != self._root:
                 error = _not_ours(name, config.owner(container))
                 checks.append(CheckResult("docker.container", "fail", error.summary, remedy=error.remedy))
+        if manifest.absent_layers and fingerprint.docker.state == "ok":
+            checks += self._check_layers(manifest, fingerprint)
         return checks
+
+    def _check_layers(self, manifest: BundleManifest, fingerprint: Fingerprint) -> list[CheckResult]:
+        """Whether the layers that the bundle leaves out are here; asked only while an image is not."""
+        if not self.has_images(manifest):
+            return []
+        driver = fingerprint.docker.storage_driver
+        if self._traits().podman or driver.startswith("containerd:"):
+            engine = "podman" if self._traits().podman else f"an engine with the containerd image store ({driver})"
+            return [docker_layers.cannot_complete(manifest, engine)]
+        listed = self._client.get_json("/images/json", operation="list the images") or []
+        images = [self._client.find_json(f"/images/{each['Id']}/json", operation="look at an image") for each in listed]
+        return docker_layers.check_layers(
+            manifest, [(each.get("RootFS") or {}).get("Layers") or [] for each in images if each]
+        )
 
     def load_images(self, manifest: BundleManifest, blobs: Iterator[Blob]) -> None:
         """Stream the images into the engine; afterwards each is there by id and by name.
@@ -77,12 +94,12 @@ class DockerRuntime:
             DockerError: the engine refused them, or does not have one afterwards.
             IntegrityError: blobs are missing.
         """
-        if not manifest.images:
+        if not manifest.images or (manifest.absent_layers and not self.has_images(manifest)):
             for blob in blobs:
                 for _ in blob.chunks:
                     pass
-            return
-        self._client.load(docker_archive(manifest.images, blobs), self._say_load)
+        else:
+            self._client.load(docker_archive(manifest.images, blobs, manifest.absent_layers), self._say_load)
         for image in manifest.images:
             found = self._find_image(image)
             if found is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from airbundle_onsite.contract.layout import IMAGES, blob_path
 from airbundle_onsite.contract.manifest import ImageEntry
@@ -18,14 +18,22 @@ from airbundle_onsite.runtimes.base import Blob
 _BLOCK = 512
 
 
-def docker_archive(images: Iterable[ImageEntry], blobs: Iterator[Blob]) -> Iterator[bytes]:
+def docker_archive(
+    images: Iterable[ImageEntry], blobs: Iterator[Blob], absent: Collection[str] = ()
+) -> Iterator[bytes]:
     """The archive of `images`, piece by piece; all of `blobs` is consumed.
+
+    Args:
+        images: what it holds.
+        blobs: files of the OCI layout.
+        absent: digests of layers that do not come: the engine looks a layer up by what it is and what is beneath it
+            before it asks the archive for it.
 
     Raises:
         IntegrityError: blobs that the images need never came, or one was not as long as announced.
     """
     images = tuple(images)
-    wanted = {blob_path(digest) for image in images for digest in _digests(image)}
+    wanted = {blob_path(digest) for image in images for digest in _digests(image) if digest not in absent}
     missing = set(wanted)
     yield from _entry("manifest.json", json.dumps([_manifest_entry(image) for image in images]).encode())
     for blob in blobs:

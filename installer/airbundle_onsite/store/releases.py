@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
 
@@ -42,6 +42,9 @@ from airbundle_onsite.store.weights import Weights
 if TYPE_CHECKING:
     from airbundle_onsite.verify.bundle import TrustedManifest
 
+Rebuild = Callable[[FileEntry, Iterable[bytes]], Iterable[bytes]]
+"""Makes the content of a file that takes bytes from a base of what the payload has of it."""
+
 _RECORD = "release.json"
 _SEEN = "seen.json"
 _ROOTS = frozenset({names.WHEELS, names.MODELS, names.CONFIG, names.LICENSES})
@@ -65,8 +68,8 @@ class StagedRelease:
 class Staging:
     """A release being written; `commit` publishes it, `discard` removes every trace of it."""
 
-    def __init__(self, store: Store, trusted: TrustedManifest, *, rewrite: bool) -> None:
-        self._store = store
+    def __init__(self, store: Store, trusted: TrustedManifest, *, rewrite: bool, rebuild: Optional[Rebuild]) -> None:
+        self._store, self._rebuild = store, rebuild
         self._trusted = trusted
         self._rewrite = rewrite
         self._weights = Weights(store.layout)
@@ -91,6 +94,10 @@ class Staging:
             for _ in chunks:
                 pass
             return
+        if entry.from_base:
+            if self._rebuild is None:
+                raise IntegrityError(f"{entry.path} is built on a file that nobody has looked for")
+            chunks = self._rebuild(entry, chunks)
         partial = target.with_name(f"{target.name[:200]}.partial")
         written = write_new(partial, chunks, WEIGHT_MODE if entry.role == "model" else FILE_MODE)
         if written != entry.size:
@@ -270,9 +277,15 @@ class Store:
         return self.layout.staging / f"{name}-{version}"
 
     # --- changing -----------------------------------------------------------------------------------------
-    def stage(self, trusted: TrustedManifest, *, rewrite: bool = False) -> Staging:
-        """Begin to write a release, afresh. `rewrite`: do not reuse model files that are here already."""
-        staging = Staging(self, trusted, rewrite=rewrite)
+    def stage(self, trusted: TrustedManifest, *, rewrite: bool = False, rebuild: Optional[Rebuild] = None) -> Staging:
+        """Begin to write a release, afresh.
+
+        Args:
+            trusted: its bundle.
+            rewrite: do not reuse model files that are here already.
+            rebuild: for a bundle that builds on a base.
+        """
+        staging = Staging(self, trusted, rewrite=rewrite, rebuild=rebuild)
         staging.discard()
         make_directory(staging.directory, self.layout.base)
         return staging
