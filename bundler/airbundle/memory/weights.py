@@ -104,17 +104,24 @@ class WeightPlan:
 
     def per_stage(self, parallel: Parallel, *, draft: bool = False, allocated: bool = False) -> tuple[int, ...]:
         """The same for each pipeline stage."""
-        found = []
         spans = stages(self.layers, parallel.pipeline)
-        for number, (first, after) in enumerate(spans):
-            held = 0
-            for parameter in self.parameters:
-                if self._is_on(parameter, number, len(spans), first, after):
-                    size = self._on_rank(parameter, parallel)
-                    held += -(-size // _STEP) * _STEP if allocated and size >= _LARGE else size
+        found = []
+        for number in range(len(spans)):
+            sizes = self.allocations(parallel, number)
+            held = sum(-(-size // _STEP) * _STEP if allocated and size >= _LARGE else size for size in sizes)
             last = number == len(spans) - 1
             found.append(held + (-(-self.draft // parallel.tensor) if draft and last else 0))
         return tuple(found)
+
+    def allocations(self, parallel: Parallel, stage: int = 0) -> tuple[int, ...]:
+        """Bytes of every parameter that a rank of one stage holds."""
+        spans = stages(self.layers, parallel.pipeline)
+        first, after = spans[stage]
+        return tuple(
+            self._on_rank(parameter, parallel)
+            for parameter in self.parameters
+            if self._is_on(parameter, stage, len(spans), first, after)
+        )
 
     def _is_on(self, parameter: Parameter, stage: int, count: int, first: int, after: int) -> bool:
         if parameter.layer >= 0:

@@ -20,6 +20,7 @@ from airbundle.memory.shape import read_shape
 CHECKOUT = Path(__file__).resolve().parents[3]
 GOLDEN = CHECKOUT / "tests" / "golden"
 PUBLISHED = json.loads((GOLDEN / "configs.published.json").read_text())["models"]
+ALLOCATED = json.loads((GOLDEN / "torch-h200.json").read_text())["runs"]
 LOGGED = json.loads((GOLDEN / "vllm-h200.json").read_text())
 NAMES = sorted(path.stem for path in (GOLDEN / "configs").glob("*.json"))
 
@@ -53,6 +54,12 @@ def test_table_and_page_are_as_computed_now() -> None:
         timeout=120,
     )
     assert done.returncode == 0, f"run scripts/memory-table: {done.stdout}{done.stderr}"
+
+
+@pytest.mark.parametrize("run", ALLOCATED, ids=lambda run: run["config"])
+def test_planned_weights_take_what_was_measured_when_allocated(run: dict[str, Any]) -> None:
+    planned = model(run["config"]).weights.per_rank(Parallel(run["tensor"]), allocated=True)
+    assert planned / GIB == pytest.approx(run["used"], rel=0.0015)
 
 
 def run_plan(run: dict[str, Any]) -> MemoryPlan:
