@@ -195,7 +195,7 @@ class _Gather:
 
 def _profile(spec: BundleSpec, context: SourceContext) -> HardwareProfile:
     if spec.target.profile:
-        return profiles.load(spec.target.profile)
+        return _with_driver(profiles.load(spec.target.profile), spec.target.driver)
     path = context.base / spec.target.fingerprint
     try:
         data = path.read_bytes()
@@ -204,6 +204,13 @@ def _profile(spec: BundleSpec, context: SourceContext) -> HardwareProfile:
             f"target.fingerprint: {path}: {error.strerror}", remedy="`bash install.sh --fingerprint FILE` writes one"
         ) from error
     return profiles.from_fingerprint(decode_json(Fingerprint, data, str(path)))
+
+
+def _with_driver(profile: HardwareProfile, driver: str) -> HardwareProfile:
+    """The profile with the site's own driver as the lowest; without GPUs or a driver, as it is."""
+    if not driver or profile.gpu is None:
+        return profile
+    return dataclasses.replace(profile, gpu=dataclasses.replace(profile.gpu, min_driver=driver))
 
 
 def _lock_image(spec: BundleSpec, target: HardwareProfile | None, context: SourceContext) -> LockedImage | None:

@@ -41,15 +41,19 @@ class TargetTable:
         profile: id of a profile in profiles/.
         fingerprint: path of a fingerprint, relative to the spec.
         gpus: GPUs to use; 0 for what the profile says.
+        driver: version of the site's GPU driver, when it is known to be newer than the profile's lowest.
         python: version of the site's Python for the venv runtime, e.g. ``"3.11"``; empty for the builder's own.
     """
 
     profile: str = ""
     fingerprint: str = ""
     gpus: int = 0
+    driver: str = ""
     python: str = ""
 
     def __post_init__(self) -> None:
+        if self.driver and not re.fullmatch(r"\d+(\.\d+){1,2}", self.driver):
+            raise ValueError(f"driver {self.driver!r}: write a version such as 580.95.05, as nvidia-smi prints it")
         if bool(self.profile) == bool(self.fingerprint):
             raise ValueError("name either profile or fingerprint, and not both")
 
