@@ -179,6 +179,7 @@ def _parser() -> _Parser:
     options.add_argument("--json", action="store_true", help="results as JSON on standard output")
     options.add_argument("--strict", action="store_true", help="exit code 4 when there are warnings")
     options.add_argument("--paranoid", action="store_true", help="hash also what was proven when it was installed")
+    options.add_argument("--with-tensors", action="store_true", help="inventory: read the models, list their tensors")
     options.add_argument("--version", action="store_true", help="print the version of this program")
     options.add_argument("-h", "--help", action="store_true", help="print this")
     return parser
@@ -251,6 +252,7 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
         json=known.json,
         strict=known.strict,
         paranoid=known.paranoid,
+        with_tensors=known.with_tensors,
     )
 
 

@@ -12,6 +12,7 @@ from airbundle_onsite.contract.checks import CheckResult, exit_code
 from airbundle_onsite.contract.record import encode, record
 from airbundle_onsite.deploy import activate, install, operate, signers, status, support
 from airbundle_onsite.deploy.bases import check_bases
+from airbundle_onsite.deploy.inventory import counts, take_inventory
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text, human_bytes, human_seconds, json_text
@@ -37,6 +38,7 @@ class Options:
         json: results as JSON.
         strict: warnings give exit code 4.
         paranoid: see `install.InstallOptions`.
+        with_tensors: for inventory: list the tensors of model files.
     """
 
     command: str
@@ -53,6 +55,7 @@ class Options:
     json: bool = False
     strict: bool = False
     paranoid: bool = False
+    with_tensors: bool = False
 
 
 @record
@@ -136,7 +139,7 @@ def _age(site: Site, trusted: TrustedManifest) -> list[CheckResult]:
     """A warning when the bundle is older than one that was installed before: somebody may have replayed it."""
     manifest = trusted.manifest
     highest = site.store.highest_sequence(manifest.name)
-    if manifest.sequence >= highest:
+    if manifest.taken_after >= highest:
         return []
     summary = f"it has sequence {manifest.sequence}, and sequence {highest} was installed here: it is older"
     return [CheckResult("verify.sequence", "warn", summary, remedy="installing it needs --allow-older")]
@@ -169,6 +172,16 @@ def run_fingerprint(site: Site, options: Options) -> Report:
     path = Path(options.value)
     write_atomic(path, encode(taken), FILE_MODE)
     return Report(f"fingerprint written to {path}", {"file": str(path)})
+
+
+def run_inventory(site: Site, options: Options) -> Report:
+    """What is installed, for `airbundle build --base`."""
+    taken = take_inventory(site, with_tensors=options.with_tensors)
+    path = Path(options.value or "")
+    write_atomic(path, encode(taken), FILE_MODE)
+    found = counts(taken)
+    text = f"{path}: {found['releases']} release(s), {found['files']} files, {found['images']} image(s)"
+    return Report(f"{text}; at the office: airbundle build SPEC --base {path.name}", {"file": str(path), **found})
 
 
 # --- what is installed ------------------------------------------------------------------------------------
@@ -284,6 +297,7 @@ COMMANDS: Mapping[str, Command] = {
     "preflight": Command(run_preflight, "whether this host can take the bundle; changes nothing"),
     "dry-run": Command(run_dry, "what an installation would do; changes nothing"),
     "fingerprint": Command(run_fingerprint, "what this host is, as JSON", "FILE", optional=True),
+    "inventory": Command(run_inventory, "what is installed, for a bundle that leaves it out", "FILE"),
     "stage": Command(run_stage, "install without activating", changes=True),
     "activate": Command(run_activate, "make an installed version the active one", "VERSION", changes=True),
     "rollback": Command(run_rollback, "go back to the version before, or to VERSION", "VERSION", True, True),

@@ -438,6 +438,11 @@ class BundleManifest:
         """Digests of the image layers that were left out."""
         return frozenset(digest for base in self.bases for digest in base.layers)
 
+    @property
+    def taken_after(self) -> int:
+        """The highest sequence that a site may have seen and still takes this bundle unasked."""
+        return self.sequence if self.rollback is None else max(self.sequence, self.rollback.sequence)
+
     def __post_init__(self) -> None:
         if self.schema_version != SCHEMA_VERSION:
             raise ValueError(

@@ -137,11 +137,9 @@ def _installed(site: Site, trusted: TrustedManifest, options: InstallOptions) ->
 
 def _refuse_older(manifest: BundleManifest, highest: int, options: InstallOptions) -> None:
     """Raise TrustError for a bundle older than the highest sequence seen, unless going back is what it was made for."""
-    if manifest.sequence >= highest or options.allow_older:
+    if manifest.taken_after >= highest or options.allow_older:
         return
     back = manifest.rollback
-    if back is not None and highest <= back.sequence:
-        return
     what = f"{manifest.name} {manifest.version} has sequence {manifest.sequence}"
     if back is not None:
         raise TrustError(

@@ -121,7 +121,7 @@ class _Hasher:
     def sha256(self, path: Path, size: int) -> str:
         """Raises Unreadable, also when the file has another size."""
         hasher = hashlib.sha256()
-        for chunk in _range(path, 0, size, whole=True):
+        for chunk in read_range(path, 0, size, whole=True):
             hasher.update(chunk)
             with self._lock:
                 self._done += len(chunk)
@@ -174,12 +174,12 @@ def _of_base(entry: FileEntry, segment: Segment, base: Mapping[str, Path]) -> It
             f"{entry.path}: the file it is built on, with SHA-256 {segment.base}, is not here", remedy=FULL_BUNDLE
         )
     try:
-        yield from _range(path, segment.offset, segment.size)
+        yield from read_range(path, segment.offset, segment.size)
     except media.Unreadable as error:
         raise _damaged(entry, [f"{path}: {error}"]) from error
 
 
-def _range(path: Path, offset: int, size: int, *, whole: bool = False) -> Iterator[bytes]:
+def read_range(path: Path, offset: int, size: int, *, whole: bool = False) -> Iterator[bytes]:
     """A range of a file, at most 1 MiB at a time. Raises Unreadable; with `whole`, also when the file is longer."""
     with media.open_regular(path) as descriptor:
         found = os.fstat(descriptor).st_size
