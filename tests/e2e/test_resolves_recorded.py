@@ -14,6 +14,7 @@ import pytest
 
 from airbundle.cache import Cache
 from airbundle.contract.spec import WheelsTable
+from airbundle.data import data_dir
 from airbundle.sources.base import SourceContext
 from airbundle.wheels import Resolved, resolve_cross
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
@@ -22,7 +23,6 @@ from airbundle_onsite.system import Silent, SystemRunner
 from parts import recorded
 from parts.models import write_tiny_model
 
-SPECS = Path(__file__).parent.parent / "specs"
 ANSWERS: list[dict[str, Any]] = json.loads(recorded.ANSWERS.read_text())
 LIVE = next(
     each for each in ANSWERS if (each["requirement"], each["glibc"]) == ("vllm==0.33.0", "2.31") and "wheels" in each
@@ -84,18 +84,19 @@ def test_the_recording_covers_what_it_should() -> None:
 
 
 def test_a_lock_for_an_h200_tells_packages_and_bytes(index: str, cache: Path, tmp_path: Path) -> None:
-    """Through the command line; the engine's name is overridden, since wheels are all that this is about."""
+    """Through the command line, with a tiny model in place of the manifest's."""
     write_tiny_model(tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text("{{ messages[0].content }}")
     words = [
         "lock",
-        str(SPECS / "vllm-h200.toml"),
+        str(data_dir("manifests") / "vllm-h200.toml"),
         "--lock",
         str(tmp_path / "lock.json"),
         "--cache",
         str(cache),
         "--json",
     ]
-    words += ["--set", f"model.source=local:{tmp_path / 'model'}", "--set", "engine.name=llama.cpp"]
+    words += ["--set", f"model.source=local:{tmp_path / 'model'}"]
     words += ["--set", f"wheels.index={index}"]
     done = subprocess.run([sys.executable, "-m", "airbundle", *words], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
