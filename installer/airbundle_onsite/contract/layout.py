@@ -11,6 +11,7 @@ from airbundle_onsite.contract.record import record
 MANIFEST = "bundle.json"
 SIGNATURE = "bundle.json.sig"
 CHECKSUMS = "SHA256SUMS"
+PIECE_CHECKSUMS = "SHA256SUMS.pieces"
 INSTALLER = "install.sh"
 ONSITE = "onsite.pyz"
 README = "README.txt"
@@ -18,6 +19,7 @@ README_ZH = "README.zh-CN.txt"
 CONTENTS = "contents.html"
 SBOM = "sbom.cdx.json"
 PART_PATTERN = re.compile(r"payload\.tar\.(\d{3,})")
+PIECE_PATTERN = re.compile(r"(payload\.tar\.\d{3,})\.piece\.(\d{5})")
 PIECE_SIZE = 64 * 1024 * 1024
 DEFAULT_PART_SIZE = 4_000_000_000
 FAT32_LIMIT = 4 * 1024**3 - 1
@@ -42,6 +44,11 @@ _DEBRIS = re.compile(
 def part_name(index: int) -> str:
     """Name of the part with this index: ``payload.tar.000``."""
     return f"payload.tar.{index:03d}"
+
+
+def piece_name(part: str, number: int) -> str:
+    """Name of a file that holds one piece of a part alone: ``payload.tar.003.piece.00005``, the sixth."""
+    return f"{part}.piece.{number:05d}"
 
 
 def is_outer_name(name: str) -> bool:

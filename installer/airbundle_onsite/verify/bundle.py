@@ -10,7 +10,8 @@ Rules, in this order; each step uses only what the steps before it have proven:
    passes with a warning.
 5. bundle.json is decoded.
 6. The other outer files are hashed against bundle.json.
-7. Every part is there with its size, nothing unlisted is there, and SHA256SUMS says the same as bundle.json.
+7. Every part is there with its size (where more places were named for parts: in one of them), nothing unlisted is
+   there, and SHA256SUMS says the same as bundle.json.
 
 Every problem is gathered before anything is reported. The bytes of the parts are checked by `verify.parts` and
 `verify.stream`.
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Callable, Optional
 
@@ -32,11 +33,13 @@ from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, TrustError
 from airbundle_onsite.signature import Signature
 from airbundle_onsite.verify import checksums, media
+from airbundle_onsite.verify.source import Directory, PartSource, lacking_pieces, pieces_of
 
 MANIFEST_LIMIT = 32 * 1024 * 1024
 SIGNATURE_LIMIT = 64 * 1024
 _MAX_LINES = 50
 _BUILT_WRONGLY = "use the install.sh of this very bundle; if that says the same, ask the sender for another bundle"
+_BRING = "bring the medium that has it, and name its folder with --from DIR as well"
 _FOLDERS = frozenset({layout.IMAGES, layout.WHEELS, layout.MODELS, layout.CONFIG, layout.LICENSES})
 _CHECK_SIGNATURE = "verify.signature"
 
@@ -53,12 +56,14 @@ class TrustedManifest:
             when the site named no signers; empty for an unsigned bundle.
         signature: the content of bundle.json.sig that was checked; empty for an unsigned bundle.
         signers: the valid signatures in it.
+        source: where its parts are read from.
     """
 
     manifest: BundleManifest
     sha256: str
     directory: Path
     signer: str
+    source: PartSource
     signature: bytes = b""
     signers: tuple[Signature, ...] = ()
 
@@ -95,7 +100,10 @@ _NOTHING_SAID = Consent()
 
 
 def trust(
-    directory: Path, allowed_signers: Optional[bytes] = None, consent: Consent = _NOTHING_SAID
+    directory: Path,
+    allowed_signers: Optional[bytes] = None,
+    consent: Consent = _NOTHING_SAID,
+    source: Optional[PartSource] = None,
 ) -> TrustedManifest:
     """Prove the manifest and the outer shape of the bundle in `directory`; changes nothing there.
 
@@ -103,12 +111,13 @@ def trust(
         directory: the bundle.
         allowed_signers: content of an allowed-signers file; None when this site has pinned nobody yet.
         consent: what a person has said.
+        source: where the parts are, when they are not all in `directory`.
 
     Raises:
         TrustError: the signature is missing although signers are named, or wrong.
         IntegrityError: anything else is wrong; `details` has every problem of every file.
     """
-    examination = _Examination(directory, allowed_signers, consent)
+    examination = _Examination(directory, allowed_signers, consent, source)
     trusted, checks = examination.result()
     failed = [check for check in checks if check.status == "fail"]
     if trusted is not None and not failed:
@@ -117,21 +126,27 @@ def trust(
 
 
 def structure_checks(
-    directory: Path, allowed_signers: Optional[bytes] = None, consent: Consent = _NOTHING_SAID
+    directory: Path,
+    allowed_signers: Optional[bytes] = None,
+    consent: Consent = _NOTHING_SAID,
+    source: Optional[PartSource] = None,
 ) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
     """The same as results, for a report that goes on after a failure.
 
     The manifest is returned whenever it is itself proven, even when parts are missing: so that every other part can
     still be checked. To install, use `trust`.
     """
-    return _Examination(directory, allowed_signers, consent).result()
+    return _Examination(directory, allowed_signers, consent, source).result()
 
 
 class _Examination:
     """Goes through the rules once, and keeps what each step found."""
 
-    def __init__(self, directory: Path, allowed_signers: Optional[bytes], consent: Consent) -> None:
+    def __init__(
+        self, directory: Path, allowed_signers: Optional[bytes], consent: Consent, source: Optional[PartSource]
+    ) -> None:
         self._directory, self._allowed, self._consent = directory, allowed_signers, consent
+        self._source = source
         self._checks: list[CheckResult] = []
         self._names: dict[str, str] = {}  # name -> kind, empty for a regular file
         self._signer = ""
@@ -146,14 +161,22 @@ class _Examination:
         if data is not None and self._check_signature(data):
             manifest = self._decode(data)
         if manifest is None:
-            self._check_listing(dict.fromkeys(sums))
+            spread = {name for name in sums if self._source is not None and layout.PART_PATTERN.fullmatch(name)}
+            needed = dict.fromkeys(name for name in sums if name not in spread)
+            self._check_listing(needed, spread | _pieces_among(self._names))
             return None, self._checks
         sha256 = hashlib.sha256(data or b"").hexdigest()
-        trusted = TrustedManifest(manifest, sha256, self._directory, self._signer, self._signature, self._signers)
+        source = self._source or Directory(self._directory)
+        trusted = TrustedManifest(
+            manifest, sha256, self._directory, self._signer, source, self._signature, self._signers
+        )
         self._check_outer(manifest)
         sizes: dict[str, Optional[int]] = dict.fromkeys(outer.name for outer in manifest.outer)
-        sizes.update((part.name, part.size) for part in manifest.payload.parts)
-        self._check_listing({**sizes, layout.MANIFEST: None})
+        if self._source is None:
+            sizes.update((part.name, part.size) for part in manifest.payload.parts)
+        self._check_listing({**sizes, layout.MANIFEST: None}, _also_allowed(manifest))
+        if self._source is not None:
+            self._check_parts_elsewhere(manifest, self._source)
         self._check_agreement(sums, trusted)
         return trusted, self._checks
 
@@ -311,8 +334,26 @@ class _Examination:
                 problems.append(Problem(outer.name, _differs(found, outer.sha256)))
         self._add("verify.outer", f"the {len(manifest.outer)} files beside {layout.MANIFEST} are whole", problems)
 
-    def _check_listing(self, needed: Mapping[str, Optional[int]]) -> None:
-        """Nothing missing, nothing unlisted, parts of the right size. `needed`: names with sizes, where known."""
+    def _check_parts_elsewhere(self, manifest: BundleManifest, source: PartSource) -> None:
+        """Of every piece of every part there is a copy somewhere, as far as names and sizes tell."""
+        problems = []
+        for part in manifest.payload.parts:
+            lacking = lacking_pieces(source, part)
+            if lacking:
+                more = f", and {len(lacking) - 1} more pieces of it" if len(lacking) > 1 else ""
+                what = f"{lacking[0]} is missing{more}" if source.copies(part.name) else "it is missing"
+                found = f"{what}, needed {part.size} bytes; looked in {', '.join(source.places)}"
+                problems.append(Problem(part.name, found, _BRING))
+        count = len(manifest.payload.parts)
+        self._add("verify.spread", f"all {count} parts are there, in {', '.join(source.places)}", problems)
+
+    def _check_listing(self, needed: Mapping[str, Optional[int]], allowed: Collection[str] = ()) -> None:
+        """Nothing missing, nothing unlisted, parts of the right size.
+
+        Args:
+            needed: names with sizes, where known.
+            allowed: names that may be there, or not.
+        """
         always = {layout.CHECKSUMS, layout.MANIFEST, layout.SIGNATURE}
         problems: list[Problem] = []
         for name, size in needed.items():
@@ -322,7 +363,7 @@ class _Examination:
                 problems.append(Problem(name, "it is missing" + (f", needed {size} bytes" if size else "")))
         debris = []
         for name, kind in sorted(self._names.items()):
-            if name in needed or name in always:
+            if name in needed or name in always or name in allowed:
                 continue
             if layout.is_debris(name):
                 debris.append(name)
@@ -377,6 +418,18 @@ class _Examination:
                 evidence=tuple(str(problem) for problem in problems) if len(problems) > 1 else (),
             )
         )
+
+
+def _pieces_among(names: Iterable[str]) -> set[str]:
+    """Those that could be pieces of parts, before the manifest can tell."""
+    return {name for name in names if layout.PIECE_PATTERN.fullmatch(name)} | {layout.PIECE_CHECKSUMS}
+
+
+def _also_allowed(manifest: BundleManifest) -> set[str]:
+    """Names that may be in a bundle's directory, or elsewhere: its parts, and their pieces as files."""
+    parts = manifest.payload.parts
+    pieces = (layout.piece_name(part.name, piece.number) for part in parts for piece in pieces_of(part))
+    return {*(part.name for part in parts), *pieces, layout.PIECE_CHECKSUMS}
 
 
 def _contradictions(manifest: BundleManifest) -> list[str]:

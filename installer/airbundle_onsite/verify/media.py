@@ -14,6 +14,9 @@ from typing import Optional
 CHUNK = 1024 * 1024
 """Bytes per read: small enough to stay in a core's cache, large enough that hashlib releases the GIL."""
 
+READ_AHEAD = 16 * 1024 * 1024
+"""Bytes that the kernel is asked for ahead of a range that is read by several threads at once."""
+
 RECOPY = "copy it again from where the bundle was built; nothing on the media was changed"
 
 _KINDS = (

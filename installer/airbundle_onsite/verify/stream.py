@@ -17,7 +17,7 @@ from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media, tar
 from airbundle_onsite.verify.bundle import TrustedManifest
-from airbundle_onsite.verify.parts import Piece, pieces_of
+from airbundle_onsite.verify.source import Piece, pieces_of, read_proven
 
 _PIECES_IN_MEMORY = 2
 
@@ -59,6 +59,12 @@ class PayloadReader:
             _require_end(joined)
 
 
+def joined_payload(trusted: TrustedManifest, talk: Talk) -> Iterator[bytes]:
+    """The joined payload as it is, in chunks of at most 1 MiB, each proven. Raises IntegrityError."""
+    with _Joined(trusted, talk) as joined:
+        yield from joined.chunks(joined.left)
+
+
 def _require_offset(entry: FileEntry, position: int) -> None:
     if entry.begins not in (None, position):
         tar.refuse(f"{entry.path} begins at byte {position}, needed {entry.begins}")
@@ -78,11 +84,12 @@ class _Joined:
 
     def __init__(self, trusted: TrustedManifest, talk: Talk) -> None:
         payload = trusted.manifest.payload
-        self._directory, self._talk, self._size = trusted.directory, talk, payload.size
+        self._source, self._talk, self._size = trusted.source, talk, payload.size
         self.position = 0
         self._pieces = [piece for part in payload.parts for piece in pieces_of(part)]
         self._room = threading.Semaphore(_PIECES_IN_MEMORY)
         self._proven: queue.Queue[Union[deque[bytes], IntegrityError]] = queue.Queue()
+        self._passed_over: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._blocks: Optional[deque[bytes]] = None
         self._block, self._at = b"", 0
         self._stopped = threading.Event()
@@ -128,6 +135,8 @@ class _Joined:
             if isinstance(proven, IntegrityError):
                 raise proven
             self._blocks = proven
+            while not self._passed_over.empty():
+                self._talk.say(self._passed_over.get())
         return self._blocks.popleft()
 
     # --- in the reader thread -----------------------------------------------------------------------------
@@ -144,17 +153,15 @@ class _Joined:
 
     def _read(self, piece: Piece) -> deque[bytes]:
         """The piece's bytes, after their hash agreed. Raises Unreadable."""
-        with media.open_regular(self._directory / piece.part.name) as descriptor:
-            media.will_need(descriptor, piece.offset, piece.size)
-            blocks, found = media.read_range(descriptor, piece.offset, piece.size)
-        if found != piece.sha256:
-            raise media.Unreadable(f"found SHA-256 {found[:16]}…, needed {piece.sha256[:16]}…")
+        blocks, passed_over = read_proven(self._source, piece)
+        for reason in passed_over:
+            self._passed_over.put(f"{piece}: {reason}; another copy is good")
         return blocks
 
 
 def _bad(piece: Piece, reason: str) -> IntegrityError:
     return IntegrityError(
         f"{piece} is bad: {reason}",
-        remedy=f"copy {piece.part.name} again from where the bundle was built, then run the same command again; "
-        "the other parts and the media are untouched",
+        remedy=f"copy {piece.part.name} again from where the bundle was built, then run the same command again, or "
+        "have only what is bad sent (--repair-request FILE); the other parts and the media are untouched",
     )
