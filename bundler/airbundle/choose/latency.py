@@ -41,7 +41,7 @@ def first_token_check(shape: ModelShape, target: Target, layout: Layout, request
     A prompt that arrives while others are being read waits for them, so the bound also says how many prompts a second
     the GPUs can take before a queue grows.
     """
-    speed = _flops().get(target.profile)
+    speed = _flops().get(target.kind)
     if not request.ttft_ms or speed is None:
         return None
     tokens = request.prompt or (request.typical or request.context) // 2

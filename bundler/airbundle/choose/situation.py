@@ -8,12 +8,13 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from airbundle import profiles
 from airbundle.choose.conditions import Value
 from airbundle.choose.request import Request
 from airbundle.memory.config import text_config
 from airbundle.memory.shape import ModelShape
 from airbundle.prove.cuda import driver_cuda, is_data_centre
-from airbundle_onsite.contract.profile import HardwareProfile
+from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
 from airbundle_onsite.contract.record import record
 
 _FACT = re.compile(r"(?<!\?P)<(\w+)>")
@@ -28,6 +29,7 @@ class Target:
         capability: e.g. ``9.0``; link: ``none``, ``pcie`` or ``nvlink``.
         driver: known or promised; driver_known: whether it was read on the host itself.
         data_centre: whether CUDA's forward compatibility is for this card.
+        kind: id of the known profile whose GPU it is; for one made from a fingerprint, found by the GPU's name.
     """
 
     profile: str
@@ -41,6 +43,7 @@ class Target:
     data_centre: bool
     dtypes: tuple[str, ...]
     cpu_flags: tuple[str, ...]
+    kind: str = ""
 
     @property
     def gib(self) -> float:
@@ -61,10 +64,25 @@ def target_of(profile: HardwareProfile, request: Request) -> Target:
         link=gpu.link,
         driver=request.driver or gpu.min_driver,
         driver_known=bool(request.driver),
-        data_centre=is_data_centre([profile.title, *gpu.names]),
+        data_centre=is_data_centre([profile.title, *_plain(gpu)]),
         dtypes=gpu.dtypes,
         cpu_flags=profile.cpu_flags,
+        kind=_kind(profile, gpu),
     )
+
+
+def _plain(gpu: GpuProfile) -> list[str]:
+    """The names without the escapes of a pattern: a fingerprint's profile has the GPU's own name."""
+    return [re.sub(r"\\(.)", r"\1", name) for name in gpu.names]
+
+
+def _kind(profile: HardwareProfile, gpu: GpuProfile) -> str:
+    known = [(one.id, one.gpu) for one in profiles.all_profiles() if one.gpu is not None]
+    if profile.id in (name for name, _ in known):
+        return profile.id
+    names = _plain(gpu)
+    fitting = (one for one, other in known if any(re.fullmatch(each, name) for each in other.names for name in names))
+    return next(fitting, "")
 
 
 def model_facts(config: Mapping[str, Any], shape: ModelShape, model_format: str) -> dict[str, Value]:

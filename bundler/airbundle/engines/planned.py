@@ -23,7 +23,8 @@ _LOAD_RATE = 200 * 1000**2  # bytes a second from a disk of the slower kind, for
 _COMPILE = 600  # seconds that a first start may spend on compiling besides
 _HOST_BASE, _HOST_PER_GPU = 4 * _GIB, 4 * _GIB  # measured: 3 to 4 GB a rank with CUDA and PyTorch loaded
 _MOST_GPUS = 8
-_SMALLER, _SHARE = 2, 0.75  # plans for less memory: how many, and of what the one before needs
+_ENOUGH = 3  # plans, where the hardware allows as many
+_SMALLER, _SHARES = 2, (0.75, 0.9)  # plans for less memory: how many, and of what the one before needs
 
 Command = Callable[[BundleLock, EnginePlan], tuple[Sequence[str], Sequence[Flag]]]
 """From a lock and a plan to the words before the flags, and the flags that only say what to serve and where."""
@@ -49,15 +50,17 @@ def request_of(lock: BundleLock, engine: str, version: str) -> Request:
         engine=engine,
         version=version,
         gpus=spec.target.gpus,
-        driver=_driver(lock.profile),
+        driver=_driver(lock),
         runtime=spec.runtime.kind,
         flags=spec.engine.flags,
     )
 
 
-def _driver(profile: HardwareProfile) -> str:
-    """The host's own driver, where the profile was made from its fingerprint; else only a lowest one is promised."""
-    return profile.gpu.min_driver if profile.gpu and "fingerprint" in profile.sources else ""
+def _driver(lock: BundleLock) -> str:
+    """The site's driver, as the spec or a fingerprint says; empty when only a profile's lowest one is known."""
+    gpu = lock.profile.gpu
+    read = gpu.min_driver if gpu and "fingerprint" in lock.profile.sources else ""
+    return lock.spec.target.driver or read
 
 
 def model_config(model: LockedModel) -> Mapping[str, Any]:
@@ -110,15 +113,21 @@ def variants(lock: BundleLock, facts: EngineFacts, version: str) -> tuple[Varian
     refuse(planned)
     count = planned.layout.gpus
     found = [Variant(f"gpu{count}", planned)]
-    if not request.gpus and count * 2 <= _MOST_GPUS:  # a number in the spec is a limit: the others serve something else
-        found[:0] = _variant(f"gpu{count * 2}", request, count * 2, plan)
     for _ in range(_SMALLER):
-        memory = int(found[-1].plan.needed * _SHARE)
-        found += _variant(f"gpu{count}-{memory // _GIB}g", request, count, partial(plan, memory=memory))
-    fewer = count // 2
-    while fewer:
-        found += _variant(f"gpu{fewer}", request, fewer, plan)
-        fewer //= 2
+        for share in _SHARES:
+            memory = int(found[-1].plan.needed * share)
+            less = _variant(f"gpu{count}-{memory // _GIB}g", request, count, partial(plan, memory=memory))
+            if less:
+                found += less
+                break
+    for divisor in (2, 4, 8):
+        if count >= divisor:
+            found += _variant(f"gpu{count // divisor}", request, count // divisor, plan)
+    more = count
+    # A number of GPUs in the spec is a limit: the others serve something else.
+    while not request.gpus and more < _MOST_GPUS and (more == count or len(list(_distinct(found))) < _ENOUGH):
+        more *= 2
+        found[:0] = _variant(f"gpu{more}", request, more, plan)
     return tuple(_distinct(found))
 
 

@@ -265,3 +265,11 @@ def test_a_first_token_out_of_reach_is_a_failure() -> None:
     made = plan("llama-3-70b", "a100-80-sxm", gpus=4, context=8192, prompt=7000, ttft_ms=100)
     assert statuses(made)["plan.first-token"] == "fail"
     assert "plan.first-token" not in statuses(plan())
+
+
+def test_a_host_of_its_own_is_recognised_by_its_gpus_name() -> None:
+    known = profiles.load("h200-sxm")
+    assert known.gpu is not None
+    host = dataclasses.replace(known, id="host-1", gpu=dataclasses.replace(known.gpu, names=(r"NVIDIA\ H200",)))
+    made = plan_engine(Request(8192, 16, ttft_ms=500, driver=NEW), config("qwen2.5-7b"), host)
+    assert statuses(made)["plan.first-token"] == "warn"

@@ -127,6 +127,7 @@ def test_a_local_path_an_explicit_port_and_no_way_out() -> None:
 def test_more_gpus_less_memory_and_the_context_always_said() -> None:
     made = plans(context=16384, concurrency=64)
     assert [plan.id for plan in made][:2] == ["gpu2", "gpu1"]
+    assert [plan.id for plan in plans(context=2048, concurrency=1)][-2:] == ["gpu2", "gpu1"]  # nothing smaller fits
     assert len(made) >= 3
     assert value(made[0], "--data-parallel-size") == "2"
     for plan in made:
@@ -214,6 +215,9 @@ def test_a_driver_from_the_fingerprint_decides() -> None:
         old.profile, gpu=dataclasses.replace(old.profile.gpu, min_driver="550.54.14"), sources={"fingerprint": "taken"}
     )
     assert engines.create("vllm").plans(dataclasses.replace(old, profile=known))[0].engine_version == "0.19.1"
+    target = TargetTable(profile="h200-sxm", driver="580.95.05")
+    newer = dataclasses.replace(old, profile=known, spec=dataclasses.replace(old.spec, target=target))
+    assert engines.create("vllm").plans(newer)[0].engine_version == "0.33.0"
     with pytest.raises(UsageError, match="cannot serve") as caught:
         engines.create("vllm").plans(dataclasses.replace(lock(), profile=known))
     assert "needs driver 580.65.06, and the host has 550.54.14" in caught.value.details[0]
