@@ -71,7 +71,7 @@ runpy.run_path(__file__.replace("probe.py", "fake_engine.py"), run_name="__main_
 def rehearse(bundle: Path, *words: str, env: dict[str, str] | None = None) -> tuple[journeys.Said, RehearsalReport]:
     """``airbundle rehearse --json``: what it said, and its report."""
     said = journeys.airbundle("rehearse", bundle, "--json", "--watch", "0.2", *words, env=env)
-    assert said.out, said.err
+    assert '"report_version"' in said.out, said
     return said, decode(RehearsalReport, said.json, "the report")
 
 

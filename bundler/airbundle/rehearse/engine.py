@@ -113,6 +113,7 @@ def _socket_path(environ: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def _client(path: Path) -> Iterator[docker.APIClient]:
+    """A client, and what goes wrong with it in a sentence."""
     try:
         client = docker.APIClient(base_url=f"unix://{path}", version="auto", timeout=_TIMEOUT)
     except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
@@ -121,11 +122,18 @@ def _client(path: Path) -> Iterator[docker.APIClient]:
             remedy="start docker, or set DOCKER_HOST=unix:///path of its socket",
         ) from error
     try:
-        yield client
-    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
-        raise PreflightError(f"the docker engine at {path}: {error}", remedy="see the engine's log") from error
+        with _in_words():
+            yield client
     finally:
         client.close()
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except (docker.errors.DockerException, requests.exceptions.RequestException) as error:
+        raise PreflightError(f"the docker engine refused: {error}", remedy="see the engine's log") from error
 
 
 @contextlib.contextmanager
@@ -168,11 +176,19 @@ def _facts(client: docker.APIClient) -> dict[str, str]:
 
 @record
 class _Network:
-    """What matters of a docker network: `host` is this machine's address on it, `gateway` the dead one."""
+    """What matters of a docker network.
+
+    Attributes:
+        host: this machine's address on it.
+        gateway: the dead one.
+        bridges: names that its bridge probably has.
+        occupied: addresses of containers that are on it now.
+    """
 
     id: str
     host: str
     gateway: str
+    bridges: tuple[str, ...]
     occupied: frozenset[str]
 
 
@@ -211,7 +227,8 @@ class _Guest:
                 f"container {name} wants the network of {mode}, where a rehearsal sees nothing",
                 remedy="let the launch plan use the installer's own network",
             )
-        network = _network(self._client, mode)
+        with _in_words():
+            network = _network(self._client, mode)
         if network.id not in self._plugs:
             self._plugs[network.id] = self._plug(mode, network)
         host["Dns"] = [network.gateway]
@@ -222,7 +239,7 @@ class _Guest:
         return body
 
     def _plug(self, name: str, network: _Network) -> Plug:
-        bridge = bridge_with(network.host, self._runner)
+        bridge = bridge_with(network.host, network.bridges)
         if bridge is None:
             raise PreflightError(
                 f"no interface of this machine has {network.host}, the address of docker's network {name}",
@@ -249,7 +266,9 @@ def _network(client: docker.APIClient, name: str) -> _Network:
         )
     containers = (found.get("Containers") or {}).values()
     occupied = frozenset(str(each.get("IPv4Address", "")).partition("/")[0] for each in containers)
-    return _Network(str(found["Id"]), str(pool.get("Gateway", "")), str(gateway), occupied)
+    named = str((found.get("Options") or {}).get("com.docker.network.bridge.name", ""))
+    bridges = (named, f"br-{found['Id'][:12]}")
+    return _Network(str(found["Id"]), str(pool.get("Gateway", "")), str(gateway), bridges, occupied)
 
 
 class _Containers:

@@ -8,13 +8,15 @@ whatever way, the kernel removes namespace, pair and port.
 from __future__ import annotations
 
 import ctypes
-import json
+import fcntl
 import os
 import secrets
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 
 from airbundle.rehearse import wire
 from airbundle.rehearse.sinkhole import Askers, Contact, Sinkhole
@@ -22,6 +24,8 @@ from airbundle_onsite.errors import PreflightError
 from airbundle_onsite.system import Runner
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+_INTERFACES = Path("/sys/class/net")
 _FAR = "sink0"
 _PATIENCE = 20.0  # seconds
 _SYSTEM_PATHS = "/usr/sbin:/sbin:/usr/bin:/bin"
@@ -129,22 +133,33 @@ class _FarEnd(threading.Thread):
             )
 
 
-def bridge_with(address: str, runner: Runner) -> str | None:
-    """Name of this machine's interface that has an IPv4 address."""
-    listed = ip(runner, "-json", "-4", "addr", "show")
-    for interface in json.loads(listed or "[]"):
-        if any(each.get("local") == address for each in interface.get("addr_info", ())):
-            return str(interface["ifname"])
+def bridge_with(address: str, likely: Sequence[str] = ()) -> str | None:
+    """Name of this machine's bridge that has an IPv4 address; `likely` names are looked at first.
+
+    Each is asked by itself: a list of all addresses may lack some while interfaces come and go.
+    """
+    others = sorted(path.parent.name for path in _INTERFACES.glob("*/bridge"))
+    for name in (*likely, *others):
+        if name and _address_of(name) == address:
+            return name
     return None
 
 
-def ip(runner: Runner, *words: str) -> str:
-    """Run iproute2's ip; returns what it printed. Raises PreflightError when it fails."""
+def _address_of(interface: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            found = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("16s24x", interface.encode()[:15]))
+        except OSError:  # it has none, or is gone
+            return ""
+    return socket.inet_ntoa(found[20:24])
+
+
+def ip(runner: Runner, *words: str) -> None:
+    """Run iproute2's ip. Raises PreflightError when it fails."""
     done = runner.run(["ip", *words], timeout=30, env=_environment())
     if done.code != 0:
         missing = "install iproute2" if done.code == 127 else "run the rehearsal as root"
         raise PreflightError(f"ip {' '.join(words)}: {done.stderr.strip()}", remedy=missing)
-    return done.stdout
 
 
 def _environment() -> dict[str, str]:

@@ -66,6 +66,11 @@ def rehearse(
     """
     bundle = bundle.resolve()
     manifest = trust(bundle).manifest
+    if manifest.bases:
+        raise UsageError(
+            f"{bundle.name} builds on {', '.join(base.title for base in manifest.bases)}, which is not installed here",
+            remedy="rehearse the full bundle, built without --base: what it installs is the same",
+        )
     notebook, began = Notebook(talk), time.time()
     with interruptible(), _scratch(bundle, settings.directory, manifest) as work:
         for name in ("home", "tmp", "scratch"):

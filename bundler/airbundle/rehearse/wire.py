@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import select
 import socket
@@ -53,7 +54,7 @@ class Wire(threading.Thread):
             while not self._closing.is_set():
                 frames = [*self._receive(), *self._sinkhole.tick()]
                 for frame in frames:
-                    self._interface.send(frame)
+                    self._send(frame)
             self._sinkhole.finish()
         except Exception as error:  # noqa: BLE001  handed to whoever closes it: a deaf sinkhole must not pass for a quiet one
             self.failure = error
@@ -66,6 +67,13 @@ class Wire(threading.Thread):
         self.join()
         if self.failure is not None:
             raise self.failure
+
+    def _send(self, frame: bytes) -> None:
+        try:
+            self._interface.send(frame)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # a queue was full: the frame is lost, and asked for again
+                raise
 
     def _receive(self) -> list[bytes]:
         readable, _, _ = select.select([self._interface], [], [], _TICK)
