@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import fcntl
 import hashlib
-import os
-import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from airbundle import __version__, engines
 from airbundle.assemble import PayloadPlan, plan_payload, write_payload
+from airbundle.bundledir import claimed, counter, outer_entries, publish, require_space, write_manifest, write_synced
 from airbundle.cache import Cache
 from airbundle.contents import Contents, collect, lock_document
 from airbundle.contract.lock import BundleLock, LockedImage
+from airbundle.delta.thin import Difference, leave_out
 from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.reviewer import review_files
@@ -30,10 +28,11 @@ from airbundle_onsite.contract.manifest import (
     HostNeeds,
     OuterFile,
     Payload,
+    Rollback,
     Serving,
 )
-from airbundle_onsite.contract.record import encode, record
-from airbundle_onsite.errors import BusyError, FetchError, UsageError
+from airbundle_onsite.contract.record import record
+from airbundle_onsite.errors import FetchError, UsageError
 from airbundle_onsite.system import Talk
 
 _LATEST = 4_354_819_198  # the last moment of 2107, which a zip archive can name; tar could go on a little
@@ -79,6 +78,7 @@ def build(
     config: Mapping[str, bytes] | None = None,
     examine: Callable[[Path], Mapping[str, bytes]] | None = None,
     keys: Sequence[SigningKey] = (),
+    difference: Difference | None = None,
 ) -> Built:
     """Assemble a bundle from a lock whose files are all in the cache.
 
@@ -94,6 +94,7 @@ def build(
         examine: called with the directory of the whole bundle before that gets its name; the files it returns, by
             name, go beside the parts. What it raises keeps the bundle from appearing.
         keys: sign it, last of all.
+        difference: what the site has, and so is left out.
 
     Raises:
         UsageError: the bundle exists, or the output is too small.
@@ -101,7 +102,8 @@ def build(
     """
     _require_cached(lock, cache)
     lock = prove_models(lock, cache, talk)
-    final = output / f"{lock.spec.bundle.name}-{lock.spec.bundle.version}"
+    rollback = difference.rollback if difference else None
+    final = output / directory_name(lock.spec.bundle.name, lock.spec.bundle.version, rollback)
     if final.exists() and not replace:
         raise UsageError(f"{final} exists already", remedy="give the bundle a new version, or replace it with --force")
     engine = engines.create(lock.spec.engine.name)
@@ -109,19 +111,21 @@ def build(
     require_images(plans, lock.images)
     own = {LOCK_FILE: lock_document(lock), **engine.config_files(lock), **(config or {})}
     contents = collect(lock, cache, own)
+    if difference is not None:
+        contents = leave_out(contents, lock, cache, difference, talk)
     inventory = take_inventory(lock, cache)
     created = bundle_time(lock, environ)
     payload_plan = plan_payload(contents.members, created)
     output.mkdir(parents=True, exist_ok=True)
-    _require_space(output, payload_plan.size)
+    require_space(output, payload_plan.size)
     partial = output / f".{final.name}.partial"
-    with _claimed(partial):
+    with claimed(partial):
         manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk, keys)
         if examine is not None:
             manifest = _add_beside(partial, manifest, examine(partial))
         if keys:
-            _write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
-        _publish(partial, final)
+            write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
+        publish(partial, final)
     return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()))
 
 
@@ -133,6 +137,11 @@ def _require_cached(lock: BundleLock, cache: Cache) -> None:
             details=[f"{item.path} ({item.size} bytes)" for item in missing],
             remedy="run the build where the sources can be reached",
         )
+
+
+def directory_name(name: str, version: str, rollback: Rollback | None = None) -> str:
+    """What a bundle's directory is called; one that leads back says so, since the full one has the plain name."""
+    return f"{name}-{version}" + (f"-from-{rollback.version}" if rollback else "")
 
 
 def require_images(plans: Sequence[LaunchPlan], images: Sequence[LockedImage]) -> None:
@@ -152,15 +161,6 @@ def require_images(plans: Sequence[LaunchPlan], images: Sequence[LockedImage]) -
         )
 
 
-def _require_space(output: Path, needed: int) -> None:
-    free = shutil.disk_usage(output).free
-    if free < needed:
-        raise UsageError(
-            f"{output} has {free} bytes free; the bundle needs {needed}",
-            remedy="free some space or choose another directory with -o; what was fetched stays in the cache",
-        )
-
-
 def _write(
     directory: Path,
     lock: BundleLock,
@@ -173,41 +173,27 @@ def _write(
     talk: Talk,
     keys: Sequence[SigningKey],
 ) -> BundleManifest:
-    advance = _counter(talk, "assembling", payload_plan.size)
+    advance = counter(talk, "assembling", payload_plan.size)
     payload = write_payload(payload_plan, directory, part_size=part_size, advance=advance)
     draft = _manifest(lock, contents, payload_plan, payload, plans, created, ())
     outer = {**render_outer(draft), layout.ONSITE: onsite_pyz(created)}
     signer = ", ".join(key.fingerprint for key in keys)
-    outer |= review_files(lock, dataclasses.replace(draft, outer=_outer_entries(outer)), inventory, signer=signer)
-    manifest = _manifest(lock, contents, payload_plan, payload, plans, created, _outer_entries(outer))
+    outer |= review_files(lock, dataclasses.replace(draft, outer=outer_entries(outer)), inventory, signer=signer)
+    manifest = _manifest(lock, contents, payload_plan, payload, plans, created, outer_entries(outer))
     for name, data in sorted(outer.items()):
-        _write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)
-    _write_manifest(directory, manifest)
+        write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)
+    write_manifest(directory, manifest)
     return manifest
-
-
-def _write_manifest(directory: Path, manifest: BundleManifest) -> None:
-    data = encode(manifest)
-    _write_synced(directory / layout.MANIFEST, data, 0o644)
-    _write_synced(directory / layout.CHECKSUMS, checksums(manifest, data), 0o644)
 
 
 def _add_beside(directory: Path, manifest: BundleManifest, files: Mapping[str, bytes]) -> BundleManifest:
     """Put more files beside the parts, which stay as they are."""
     for name, data in files.items():
-        _write_synced(directory / name, data, 0o644)
-    outer = sorted((*manifest.outer, *_outer_entries(files)), key=lambda item: item.name)
+        write_synced(directory / name, data, 0o644)
+    outer = sorted((*manifest.outer, *outer_entries(files)), key=lambda item: item.name)
     manifest = dataclasses.replace(manifest, outer=tuple(outer))
-    _write_manifest(directory, manifest)
+    write_manifest(directory, manifest)
     return manifest
-
-
-def checksums(manifest: BundleManifest, manifest_bytes: bytes) -> bytes:
-    """SHA256SUMS as ``sha256sum -c`` reads it: every file of the bundle but itself and the signature."""
-    sums = {part.name: part.sha256 for part in manifest.payload.parts}
-    sums.update((item.name, item.sha256) for item in manifest.outer)
-    sums[layout.MANIFEST] = hashlib.sha256(manifest_bytes).hexdigest()
-    return "".join(f"{value}  {name}\n" for name, value in sorted(sums.items())).encode()
 
 
 def _manifest(
@@ -245,6 +231,8 @@ def _manifest(
         launch=tuple(plans),
         smoke=smoke_tests(lock),
         provenance=_provenance(lock),
+        bases=contents.bases,
+        rollback=contents.rollback,
     )
 
 
@@ -261,75 +249,3 @@ def _provenance(lock: BundleLock) -> dict[str, str]:
         facts["wheels_resolved_with"] = lock.wheel_settings.resolver
         facts["wheels_resolved_for"] = f"Python {lock.wheel_settings.python}, {lock.wheel_settings.platform}"
     return facts
-
-
-def _outer_entries(outer: Mapping[str, bytes]) -> tuple[OuterFile, ...]:
-    return tuple(OuterFile(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in sorted(outer.items()))
-
-
-def _write_synced(path: Path, data: bytes, mode: int) -> None:
-    with path.open("wb") as handle:
-        handle.write(data)
-        handle.flush()
-        os.fsync(handle.fileno())
-    path.chmod(mode)
-
-
-@contextlib.contextmanager
-def _claimed(partial: Path) -> Iterator[None]:
-    """An empty directory that no other build writes into; it is gone when the body fails.
-
-    Raises:
-        BusyError: another build is at work in it.
-    """
-    with _locked_directory(partial) if partial.exists() else contextlib.nullcontext():
-        shutil.rmtree(partial, ignore_errors=True)  # what a build that was killed has left
-    partial.mkdir()
-    with _locked_directory(partial):
-        try:
-            yield
-        except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise
-
-
-@contextlib.contextmanager
-def _locked_directory(path: Path) -> Iterator[None]:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BusyError(str(path), None) from None
-        except OSError:  # a network filesystem that cannot lock: nothing keeps a second build away there
-            pass
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _publish(partial: Path, final: Path) -> None:
-    """Give the whole directory its final name; an older bundle of that name goes only after that."""
-    old = final.with_name(f".{final.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    partial.chmod(0o755)
-    if final.exists():
-        final.rename(old)
-    partial.rename(final)
-    descriptor = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _counter(talk: Talk, what: str, total: int) -> Callable[[int], None]:
-    done = 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        talk.progress(what, done, total)
-
-    return advance

@@ -6,7 +6,7 @@ import json
 import re
 import struct
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from airbundle.assemble import Member, bytes_member
@@ -15,7 +15,7 @@ from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedM
 from airbundle.data import license_file
 from airbundle.oci.reference import qualified
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import ImageEntry, ModelEntry, WheelEntry
+from airbundle_onsite.contract.manifest import BaseRelease, ImageEntry, ModelEntry, Rollback, WheelEntry
 from airbundle_onsite.contract.record import encode, record
 from airbundle_onsite.errors import FetchError
 
@@ -34,6 +34,7 @@ class Contents:
         wheel_bytes: bytes of all wheels when unpacked.
         image_bytes: bytes of all layers when unpacked, as far as their headers tell.
         wheel_tags: file tags of the wheels that are not pure Python.
+        bases, rollback: of a bundle that leaves out what the site has; see `airbundle_onsite.contract.manifest`.
     """
 
     members: tuple[Member, ...]
@@ -43,6 +44,8 @@ class Contents:
     wheel_bytes: int
     image_bytes: int
     wheel_tags: tuple[str, ...]
+    bases: tuple[BaseRelease, ...] = ()
+    rollback: Rollback | None = None
 
 
 def collect(lock: BundleLock, cache: Cache, config: dict[str, bytes]) -> Contents:
@@ -69,7 +72,7 @@ def collect(lock: BundleLock, cache: Cache, config: dict[str, bytes]) -> Content
         tuple(_wheel_entry(wheel) for wheel in lock.wheels),
         tuple(_model_entry(model) for model in lock.models),
         sum(_unpacked_wheel(wheel, cache) for wheel in lock.wheels),
-        sum(_unpacked_layer(image, index, cache) for image in lock.images for index in range(len(image.layers))),
+        unpacked_images(lock.images, cache),
         tuple(sorted({tag for wheel in lock.wheels if (tag := wheel_tag(wheel.file.path)).split("-")[-1] != "any"})),
     )
 
@@ -195,6 +198,16 @@ def _open_wheel(wheel: LockedWheel, cache: Cache) -> zipfile.ZipFile:
 def _unpacked_wheel(wheel: LockedWheel, cache: Cache) -> int:
     with _open_wheel(wheel, cache) as archive:
         return sum(info.file_size for info in archive.infolist())
+
+
+def unpacked_images(images: Iterable[LockedImage], cache: Cache, absent: Collection[str] = ()) -> int:
+    """Bytes of all layers when unpacked, but for those whose digests are `absent`."""
+    return sum(
+        _unpacked_layer(image, index, cache)
+        for image in images
+        for index, layer in enumerate(image.layers)
+        if layer.digest not in absent
+    )
 
 
 def _unpacked_layer(image: LockedImage, index: int, cache: Cache) -> int:

@@ -21,6 +21,12 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
         + (f", {human_bytes(needs.image_disk)} in the container engine" if needs.image_disk else ""),
         f"  serves    http://{manifest.serving.host}:{manifest.serving.port}",
     ]
+    for base in manifest.bases:
+        taken = f"{len(base.files)} file(s), {human_bytes(sum(file.size for file in base.files))}"
+        layers = f", {len(base.layers)} image layer(s)" if base.layers else ""
+        lines.append(f"  builds on {base.title}, which the site must have: takes from {taken}{layers}")
+    if manifest.rollback:
+        lines.append(f"  leads     back from {manifest.rollback.version} (sequence {manifest.rollback.sequence})")
     for model in manifest.models:
         stored = model.quantization or model.format
         origin = f"{model.source} {model.revision}".rstrip()

@@ -68,15 +68,16 @@ def with_app(command: Callable[..., None]) -> Callable[..., None]:
     return wrapped
 
 
-def spec_options(command: _F) -> _F:
-    """The arguments that name a spec: SPEC, ``--lock`` and ``--set``."""
+def spec_options(command: _F, *, required: bool = True) -> _F:
+    """The arguments that name a spec: SPEC, which may be left out unless `required`, ``--lock`` and ``--set``."""
     command = click.option(
         "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a key, as image.source=daemon:x:1."
     )(command)
     command = click.option(
         "--lock", "lock_path", type=click.Path(path_type=Path), help="Lock file (beside the spec: NAME.lock.json)."
     )(command)
-    return click.argument("spec_path", metavar="SPEC", type=click.Path(path_type=Path))(command)
+    metavar = "SPEC" if required else "[SPEC]"
+    return click.argument("spec_path", metavar=metavar, required=required, type=click.Path(path_type=Path))(command)
 
 
 def finish(app: App, checks: Sequence[CheckResult], failure: ExitCode, strict: bool) -> None:

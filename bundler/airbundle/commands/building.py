@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from airbundle import demo, sources
+from airbundle import demo, sources, wheels
 from airbundle.build import PROOF_FILE, Built, build
 from airbundle.commands.app import App, end_with, size, spec_options, with_app
+from airbundle.commands.difference import (
+    Wanted,
+    difference_of,
+    difference_options,
+    difference_text,
+    wanted,
+    way_back,
+)
 from airbundle.commands.locking import fresh_lock
 from airbundle.commands.signing import open_keys, signed_text, signing_options
 from airbundle.contract.lock import BundleLock
 from airbundle.data import data_dir
+from airbundle.delta.rebase import rebase
+from airbundle.delta.thin import Difference
 from airbundle.fetch import fetch_all
 from airbundle.planview import plan_build, plan_text
 from airbundle.prove.closure import table_text
@@ -23,24 +34,25 @@ from airbundle.rehearse import run as rehearsal
 from airbundle.signing import SigningKey
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import encode
-from airbundle_onsite.errors import ExitCode
+from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text, human_bytes
 from airbundle_onsite.system import SystemRunner
 
 
 @click.command("build")
-@spec_options
+@functools.partial(spec_options, required=False)
 @click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
 @click.option("--part-size", type=size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name and version.")
 @click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
 @click.option("--unproven", is_flag=True, help="Build although the closure proof failed; the bundle says so.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@difference_options
 @signing_options
 @with_app
 def build_command(
     app: App,
-    spec_path: Path,
+    spec_path: Path | None,
     lock_path: Path | None,
     overrides: Sequence[str],
     output: Path,
@@ -50,9 +62,31 @@ def build_command(
     unproven: bool,
     dry_run: bool,
     sign_keys: Sequence[Path],
+    base: Sequence[Path],
+    base_skip: Sequence[str],
+    back_to: Path | None,
+    back_from: Path | None,
 ) -> None:
-    """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble, sign."""
+    """Build the bundle of SPEC: lock if needed, fetch what the cache lacks, assemble, sign.
+
+    With --base it holds only what the site does not have yet; with --rollback-to and --from, instead of SPEC, it leads
+    a site back to an older release.
+    """
+    options = wanted(base, base_skip, back_to, back_from)
+    if (base or back_to) and rehearsed:
+        raise UsageError(
+            "--rehearse with a base: the installer would find nothing here to build on",
+            remedy="build and rehearse the full bundle, then build this one without --rehearse",
+        )
     keys = [] if dry_run else open_keys(sign_keys)
+    if back_to is not None:
+        if spec_path is not None or dry_run:
+            raise UsageError("--rollback-to takes no SPEC and no --dry-run", remedy="name the older bundle or its lock")
+        built = _build_way_back(app, options, output, part_size=part_size, force=force, unproven=unproven, keys=keys)
+        _report_built(app, built, keys)
+        return
+    if spec_path is None:
+        raise UsageError("no SPEC was named", remedy="for example: airbundle build bundle.toml")
     made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
     if dry_run:
         planned = plan_build(made, app.cache, part_size)
@@ -68,7 +102,49 @@ def build_command(
         rehearsed=rehearsed,
         unproven=unproven,
         keys=keys,
+        difference=difference_of(app, options),
     )
+    _report_built(app, built, keys)
+
+
+def _build_way_back(
+    app: App,
+    options: Wanted,
+    output: Path,
+    *,
+    part_size: int,
+    force: bool,
+    unproven: bool,
+    keys: Sequence[SigningKey],
+) -> Built:
+    """A bundle that leads back, from the older one's bundle or its lock."""
+    difference, lock = way_back(app, options)
+    assert options.back_to is not None
+    if lock is None:
+        return rebase(
+            options.back_to,
+            difference,
+            app.cache,
+            output,
+            part_size=part_size,
+            talk=app.console,
+            replace=force,
+            keys=keys,
+        )
+    return fetch_and_build(
+        app,
+        lock,
+        options.back_to,
+        output,
+        part_size=part_size,
+        force=force,
+        unproven=unproven,
+        keys=keys,
+        difference=difference,
+    )
+
+
+def _report_built(app: App, built: Built, keys: Sequence[SigningKey]) -> None:
     signers = [key.fingerprint for key in keys]
     app.result(
         f"{built_text(built)}\n{signed_text(built.directory, signers)}",
@@ -103,10 +179,12 @@ def fetch_and_build(
     rehearsed: bool = False,
     unproven: bool = False,
     keys: Sequence[SigningKey] = (),
+    difference: Difference | None = None,
 ) -> Built:
     """Fetch what the cache lacks, prove that it all fits together and the target, and assemble."""
     context = app.context(spec_path.absolute().parent)
     fetch_all(made.items(), lambda scheme: sources.create(scheme, context), app.cache, app.console)
+    wheels.seal(made, context)
     proof = prove_lock(made, app.cache)
     if not unproven:
         proof.require()
@@ -122,16 +200,19 @@ def fetch_and_build(
         config={PROOF_FILE: encode(proof)},
         examine=rehearse if rehearsed else None,
         keys=keys,
+        difference=difference,
     )
 
 
 def built_text(built: Built) -> str:
     """Where it is, and what comes next."""
     parts = len(built.manifest.payload.parts)
-    return (
-        f"{built.directory}: {human_bytes(built.size)} in {parts} part{'s' if parts > 1 else ''}\n"
-        f"Copy the whole directory to the site, then there: bash {layout.INSTALLER} --verify"
-    )
+    lines = [
+        f"{built.directory}: {human_bytes(built.size)} in {parts} part{'s' if parts > 1 else ''}",
+        *difference_text(built.manifest),
+        f"Copy the whole directory to the site, then there: bash {layout.INSTALLER} --verify",
+    ]
+    return "\n".join(lines)
 
 
 @click.command("prove")
