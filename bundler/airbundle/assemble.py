@@ -59,10 +59,19 @@ class Member:
     segments: tuple[Segment, ...] = ()
 
     @property
-    def entry(self) -> FileEntry:
-        """What the manifest would say if the content were the payload."""
-        whole = (Segment(self.size, 0),) if self.size else ()
-        return FileEntry(self.path, self.role, self.size, self.sha256, self.segments or whole)
+    def runs(self) -> tuple[Segment, ...]:
+        """`segments`, also for a file that is packed whole."""
+        return self.segments or ((Segment(self.size, 0),) if self.size else ())
+
+    def entry(self, offset: int) -> FileEntry:
+        """What the manifest says of it when what is packed of it begins at `offset` in the payload."""
+        made = []
+        for segment in self.runs:
+            if segment.base is None:
+                segment = Segment(segment.size, offset)
+                offset += segment.packed
+            made.append(segment)
+        return FileEntry(self.path, self.role, self.size, self.sha256, tuple(made))
 
 
 def bytes_member(path: str, role: Role, data: bytes) -> Member:
@@ -89,18 +98,6 @@ class Placed:
         """Zero bytes after the content, up to the next block."""
         return -self.size % _BLOCK
 
-    @property
-    def entry(self) -> FileEntry:
-        """The manifest's view of it."""
-        made, position = [], self.offset
-        entry = self.member.entry
-        for segment in entry.segments:
-            if segment.base is None:
-                segment = Segment(segment.size, position)
-                position += segment.packed
-            made.append(segment)
-        return FileEntry(entry.path, entry.role, entry.size, entry.sha256, tuple(made))
-
 
 @record
 class PayloadPlan:
@@ -111,7 +108,7 @@ class PayloadPlan:
 
     def entries(self) -> tuple[FileEntry, ...]:
         """The manifest's view of it."""
-        return tuple(item.entry for item in self.placed)
+        return tuple(item.member.entry(item.offset) for item in self.placed)
 
 
 def plan_payload(members: Sequence[Member], mtime: int) -> PayloadPlan:
@@ -133,7 +130,7 @@ def plan_payload(members: Sequence[Member], mtime: int) -> PayloadPlan:
         )
     placed, position = [], 0
     for member in members:
-        header, size = _tar_header(member, mtime), sum(segment.packed for segment in member.entry.segments)
+        header, size = _tar_header(member, mtime), sum(segment.packed for segment in member.runs)
         position += len(header)
         item = Placed(member, header, position, size)
         placed.append(item)
@@ -179,7 +176,7 @@ def write_payload(
 
 def _tar_header(member: Member, mtime: int) -> bytes:
     """Empty for a member that has no entry in the tar."""
-    entry = member.entry
+    entry = member.entry(0)
     if not entry.member:
         return b""
     info = tarfile.TarInfo(entry.member)
@@ -189,7 +186,7 @@ def _tar_header(member: Member, mtime: int) -> bytes:
 
 def _copy_content(member: Member, writer: _PartWriter) -> None:
     """Write what is packed of a member."""
-    wanted = [segment for segment in member.entry.segments if segment.base is None]
+    wanted = [segment for segment in member.runs if segment.base is None]
     if isinstance(member.content, bytes):
         for segment in wanted:
             writer.write(member.content[segment.offset : segment.offset + segment.size])

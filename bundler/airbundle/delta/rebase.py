@@ -95,7 +95,7 @@ def _thinned(trusted: TrustedManifest, difference: Difference, cache: Cache, tal
         members.append(Member(entry.path, entry.role, entry.size, entry.sha256, content or ()))
     layers = [image.layers for image in manifest.images]
     made = thin(members, layers, difference.known, TensorReader(cache, talk), skip=difference.skip)
-    lost = [m.path for m in made.members if m.sha256 in absent and any(each.base is None for each in m.entry.segments)]
+    lost = [m.path for m in made.members if m.sha256 in absent and any(each.base is None for each in m.runs)]
     lost += sorted(layout.blob_path(digest) for digest in manifest.absent_layers - made.layers)
     if lost:
         raise IntegrityError(
