@@ -132,8 +132,9 @@ def read_lock(path: Path) -> BundleLock:
     """Read a lock file. Raises UsageError when it cannot be read, or another version of this tool wrote it."""
     try:
         data = path.read_bytes()
-        number = json.loads(data).get("lock_version")
-        if number != LOCK_VERSION:
+        document = json.loads(data)
+        number = document.get("lock_version") if isinstance(document, dict) else None
+        if number is not None and number != LOCK_VERSION:
             raise UsageError(
                 f"{path}: lock_version is {number}, this version of airbundle reads {LOCK_VERSION}", remedy=_AGAIN
             )
@@ -142,7 +143,7 @@ def read_lock(path: Path) -> BundleLock:
         raise UsageError(f"{path}: {error.strerror}", remedy="run `airbundle lock SPEC` first") from error
     except ContractError as error:
         raise UsageError(f"{path}: not a lock file", details=error.problems, remedy=_AGAIN) from error
-    except (ValueError, AttributeError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"{path}: not a lock file: {error}", remedy=_AGAIN) from error
 
 

@@ -345,7 +345,7 @@ def _container(instance: Instance) -> str:
 def _not_ours(name: str, owner: Optional[str]) -> EngineError:
     return EngineError(
         f"container {name} belongs to {f'the installation in {owner}' if owner else 'somebody else'}",
-        remedy=f"uninstall it there, or use --root {owner}" if owner else f"docker rm -f {name}",
+        remedy=f"uninstall it there, or use --root {owner}" if owner else f"docker rename {name} {name}-before",
     )
 
 
