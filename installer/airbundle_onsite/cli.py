@@ -153,12 +153,25 @@ def _parser() -> _Parser:
         flag, dest = f"--{name}", f"do_{name}"
         if not command.value:
             actions.add_argument(flag, action="store_true", help=command.help, dest=dest)
+        elif command.several:
+            actions.add_argument(flag, nargs="+", metavar=command.value, help=command.help, dest=dest)
         elif command.optional:
             actions.add_argument(flag, nargs="?", const=_ALONE, metavar=command.value, help=command.help, dest=dest)
         else:
             actions.add_argument(flag, metavar=command.value, help=command.help, dest=dest)
     options = parser.add_argument_group("options")
     options.add_argument("--bundle", metavar="DIR", help="the bundle (install.sh passes its own directory)")
+    options.add_argument(
+        "--from",
+        dest="sources",
+        metavar="PLACE",
+        action="append",
+        help="take parts from this folder or http(s) URL as well; repeatable",
+    )
+    options.add_argument(
+        "--patch", dest="sources", metavar="DIR", action="append", help="the folder that airbundle repair made"
+    )
+    options.add_argument("--proxy", metavar="URL", help="reach URLs through this proxy (default: none)")
     options.add_argument(
         "--root", metavar="DIR", help=f"where to install (default $AIRBUNDLE_ROOT or {layout.DEFAULT_ROOT})"
     )
@@ -187,6 +200,9 @@ def _parser() -> _Parser:
 
 _VALUED = (
     "--bundle",
+    "--from",
+    "--patch",
+    "--proxy",
     "--root",
     "--name",
     "--port",
@@ -221,7 +237,7 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
         raise UsageError(
             f"one action at a time, found {', '.join(f'--{name}' for name in chosen)}", remedy="run them one by one"
         )
-    if not chosen and known.bundle is None:
+    if not chosen and known.bundle is None and not known.sources:
         raise UsageError("no action was named", remedy="for example: airbundlectl status; --help lists all")
     command = chosen[0] if chosen else "install"
     value = values[f"do_{command}"]
@@ -234,6 +250,9 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
     return Options(
         command=command,
         value=value if isinstance(value, str) else None,
+        values=tuple(value) if isinstance(value, list) else (),
+        sources=tuple(known.sources or ()),
+        proxy=known.proxy or "",
         root=_root(known.root, default_root),
         bundle=None if known.bundle is None else Path(known.bundle),
         name=known.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Optional
@@ -17,8 +18,10 @@ from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text, human_bytes, human_seconds, json_text
 from airbundle_onsite.store.disk import FILE_MODE, write_atomic
+from airbundle_onsite.transport import blame, places, received
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.parts import check_parts
+from airbundle_onsite.verify.source import Directory
 
 
 @record
@@ -39,6 +42,9 @@ class Options:
         strict: warnings give exit code 4.
         paranoid: see `install.InstallOptions`.
         with_tensors: for inventory: list the tensors of model files.
+        sources: further directories and URLs that parts are taken from.
+        proxy: URL of a proxy for those URLs; empty for none.
+        values: the words that follow a command that takes several.
     """
 
     command: str
@@ -56,6 +62,9 @@ class Options:
     strict: bool = False
     paranoid: bool = False
     with_tensors: bool = False
+    sources: tuple[str, ...] = ()
+    proxy: str = ""
+    values: tuple[str, ...] = ()
 
 
 @record
@@ -76,6 +85,7 @@ class Command:
         help: one line.
         value: name of the word that follows; empty for none.
         optional: whether that word may be left out.
+        several: whether it may be several words.
         changes: whether it changes the site, and so is logged.
     """
 
@@ -84,16 +94,18 @@ class Command:
     value: str = ""
     optional: bool = False
     changes: bool = False
+    several: bool = False
 
 
 # --- the bundle -------------------------------------------------------------------------------------------
-def _bundle(options: Options) -> Path:
-    if options.bundle is None:
-        raise UsageError("no bundle was named", remedy="run the bundle's own install.sh, or add --bundle DIR")
-    return options.bundle
+def _opened(site: Site, options: Options) -> contextlib.AbstractContextManager[places.Places]:
+    """Where the bundle and its parts are. Raises UsageError when none was named, FetchError."""
+    return places.opened(
+        options.bundle, options.sources, store=site.layout, clock=site.world.clock, proxy=options.proxy
+    )
 
 
-def _install_options(options: Options, *, stage_only: bool = False) -> install.InstallOptions:
+def _install_options(options: Options, found: places.Places, *, stage_only: bool = False) -> install.InstallOptions:
     return install.InstallOptions(
         port=options.port,
         trust=options.trust,
@@ -102,23 +114,31 @@ def _install_options(options: Options, *, stage_only: bool = False) -> install.I
         allow_older=options.allow_older,
         strict=options.strict,
         paranoid=options.paranoid,
+        source=found.source,
     )
 
 
 def run_install(site: Site, options: Options) -> Report:
     """Verify, preflight, install, smoke, activate."""
-    return _outcome(install.install(site, _bundle(options), _install_options(options)))
+    with _opened(site, options) as found:
+        return _outcome(install.install(site, found.directory, _install_options(options, found)))
 
 
 def run_stage(site: Site, options: Options) -> Report:
     """Install without activating."""
-    return _outcome(install.install(site, _bundle(options), _install_options(options, stage_only=True)))
+    with _opened(site, options) as found:
+        return _outcome(install.install(site, found.directory, _install_options(options, found, stage_only=True)))
 
 
 def run_verify(site: Site, options: Options) -> Report:
     """Every byte of the bundle, its signature, and the host's fingerprint; changes nothing."""
-    directory = _bundle(options)
-    trusted, checks = signers.Signers(site, options.trust).checks(directory)
+    with _opened(site, options) as found:
+        return _verified(site, options, found)
+
+
+def _verified(site: Site, options: Options, found: places.Places) -> Report:
+    directory = found.directory
+    trusted, checks = signers.Signers(site, options.trust).checks(directory, found.source)
     if trusted is not None:
         checks += _age(site, trusted)
         checks += check_parts(trusted, site.talk)
@@ -152,16 +172,57 @@ def _worst_of_bundle(checks: list[CheckResult]) -> ExitCode:
 
 def run_preflight(site: Site, options: Options) -> Report:
     """Whether this host can take the bundle; changes nothing."""
-    verdict = install.survey(site, _bundle(options), _install_options(options))
+    with _opened(site, options) as found:
+        verdict = install.survey(site, found.directory, _install_options(options, found))
     return _checks(list(verdict.checks), exit_code(verdict.checks, ExitCode.PREFLIGHT, strict=options.strict))
 
 
 def run_dry(site: Site, options: Options) -> Report:
     """What an installation would do; changes nothing."""
-    verdict, steps = install.rehearse(site, _bundle(options), _install_options(options))
+    with _opened(site, options) as found:
+        verdict, steps = install.rehearse(site, found.directory, _install_options(options, found))
     code = exit_code(verdict.checks, ExitCode.PREFLIGHT, strict=options.strict)
     text = "\n".join([checks_text(verdict.checks), "", "An installation would:", *(f"  {step}" for step in steps)])
     return Report(text, {"checks": verdict.checks, "steps": steps}, code)
+
+
+def run_repair_request(site: Site, options: Options) -> Report:
+    """Read every byte, and write down what is bad for the office to send again; the media are left alone."""
+    path = Path(options.value or "")
+    with _opened(site, options) as found:
+        if path.resolve().parent == found.directory.resolve():
+            raise UsageError(f"{path} lies in the bundle, which is never changed", remedy="name a file elsewhere")
+        trusted, checks = signers.Signers(site, options.trust).checks(found.directory, found.source)
+        made = blame.blame(trusted, checks, found.directory, found.source, site.talk)
+    if made.bad:
+        write_atomic(path, encode(made.request), FILE_MODE)
+    return Report(blame.blame_text(made, str(path)), made)
+
+
+def run_receive(site: Site, options: Options) -> Report:
+    """Take parts in, as they come; their media may go away afterwards."""
+    with _opened(site, options) as found:
+        given = places.given(options.values, clock=site.world.clock, proxy=options.proxy)
+        trusted, checks = signers.Signers(site, options.trust).checks(found.directory, given.source)
+        wrong = [check for check in checks if check.status == "fail" and check.id != "verify.spread"]
+        if trusted is None or wrong:
+            return _checks(checks, exit_code(checks, _worst_of_bundle(checks)))
+        with given, site.exclusive():
+            arrival = received.Reception(site.layout, trusted, site.talk).take(given.source)
+    return Report(
+        received.arrival_text(arrival, site.layout.root), arrival, ExitCode.INTEGRITY if arrival.bad else ExitCode.OK
+    )
+
+
+def run_received(site: Site, options: Options) -> Report:
+    """What was received so far, and what is lacking."""
+    states = []
+    for directory in received.directories(site.layout):
+        trusted, _ = signers.Signers(site, options.trust).checks(directory, Directory(directory))
+        if trusted is not None:
+            states.append(received.state_of(trusted, directory))
+    text = "\n".join(received.state_text(state, site.layout.root) for state in states)
+    return Report(text or f"nothing was received under {site.layout.root}", states)
 
 
 def run_fingerprint(site: Site, options: Options) -> Report:
@@ -294,6 +355,9 @@ def _removed(removed: operate.Removed) -> Report:
 COMMANDS: Mapping[str, Command] = {
     "install": Command(run_install, "verify, preflight, install, prove and activate (the default)", changes=True),
     "verify": Command(run_verify, "prove every byte and the signature, compare the host; changes nothing"),
+    "repair-request": Command(run_repair_request, "read every byte; ask in FILE for what is bad", "FILE"),
+    "receive": Command(run_receive, "take in parts (files, folders, URLs) as they come", "PART", False, True, True),
+    "received": Command(run_received, "what was received so far, and what is lacking"),
     "preflight": Command(run_preflight, "whether this host can take the bundle; changes nothing"),
     "dry-run": Command(run_dry, "what an installation would do; changes nothing"),
     "fingerprint": Command(run_fingerprint, "what this host is, as JSON", "FILE", optional=True),

@@ -117,6 +117,10 @@ class StoreLayout:
         return self.base / "staging"
 
     @property
+    def received(self) -> Path:
+        return self.base / "received"
+
+    @property
     def weights(self) -> Path:
         return self.base / "weights" / "sha256"
 

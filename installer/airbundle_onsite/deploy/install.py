@@ -33,7 +33,9 @@ from airbundle_onsite.runtimes.base import Blob, Runtime
 from airbundle_onsite.store.journal import Transaction
 from airbundle_onsite.store.rebuild import rebuilt
 from airbundle_onsite.store.releases import StagedRelease, Staging
+from airbundle_onsite.transport import received
 from airbundle_onsite.verify.bundle import TrustedManifest
+from airbundle_onsite.verify.source import PartSource
 from airbundle_onsite.verify.stream import PayloadReader
 
 
@@ -49,6 +51,7 @@ class InstallOptions:
         allow_older: accept a sequence older than one installed before.
         strict: refuse a host that gives warnings.
         paranoid: hash what is here already and would be taken on trust.
+        source: where the parts are, when they are not all in the bundle's directory.
     """
 
     port: Optional[int] = None
@@ -58,6 +61,7 @@ class InstallOptions:
     allow_older: bool = False
     strict: bool = False
     paranoid: bool = False
+    source: Optional[PartSource] = None
 
 
 def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
@@ -71,25 +75,29 @@ def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
     """
     began = site.world.clock.monotonic()
     signers = Signers(site, options.trust)
-    trusted = signers.trust(bundle)
+    trusted = signers.trust(bundle, options.source)
     manifest = trusted.manifest
     site.talk.say(f"{manifest.name} {manifest.version}, {_signed(trusted)}")
     with site.exclusive():
         recover(site)
         here = _installed(site, trusted, options)
         if here is not None:
-            return _install_again(site, trusted, here, options, signers, began)
+            done = _install_again(site, trusted, here, options, signers, began)
+            _free_received(site, trusted)
+            return done
         old = before(site, manifest.name)
         verdict = _examined(site, trusted, old, options)
         if not site.confirm(_question(site, manifest, old, verdict, options)):
             raise Declined
         signers.remember(trusted)
-        return _install_new(site, trusted, old, verdict, options, began)
+        done = _install_new(site, trusted, old, verdict, options, began)
+        _free_received(site, trusted)
+        return done
 
 
 def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
     """Preflight alone: every check of an installation, without taking the lock or changing anything."""
-    trusted = Signers(site, options.trust).look(bundle)
+    trusted = Signers(site, options.trust).look(bundle, options.source)
     old = before(site, trusted.manifest.name)
     return examine(site, trusted.manifest, old, bundle=bundle, port=options.port, paranoid=options.paranoid)
 
@@ -172,7 +180,17 @@ def _examined(site: Site, trusted: TrustedManifest, old: Before, options: Instal
         raise HostWarned(trusted.manifest, verdict.checks)
     for line in disk_text(site, trusted.manifest, verdict):
         site.talk.say(f"Disk  {line}")
+    kept = received.kept_bytes(site.layout, trusted)
+    if kept:
+        site.talk.say(f"Disk  the parts received take {human_bytes(kept)} until it is installed, and are removed then")
     return verdict
+
+
+def _free_received(site: Site, trusted: TrustedManifest) -> None:
+    """What was received part by part is in the release now."""
+    freed = received.free(site.layout, trusted)
+    if freed:
+        site.talk.say(f"The parts received were removed: {human_bytes(freed)} freed")
 
 
 def _question(site: Site, manifest: BundleManifest, old: Before, verdict: Verdict, options: InstallOptions) -> str:
@@ -300,7 +318,7 @@ class _Payload:
 
 def rehearse(site: Site, bundle: Path, options: InstallOptions) -> tuple[Verdict, list[str]]:
     """What `install` would do, in sentences, after every check that changes nothing."""
-    trusted = Signers(site, options.trust).look(bundle)
+    trusted = Signers(site, options.trust).look(bundle, options.source)
     manifest, old = trusted.manifest, before(site, trusted.manifest.name)
     unfinished = site.journal.unfinished()
     steps = []

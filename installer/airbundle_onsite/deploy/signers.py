@@ -19,6 +19,7 @@ from airbundle_onsite.signature import NAMESPACE, is_fingerprint, listed_signers
 from airbundle_onsite.store.disk import make_directory, write_atomic
 from airbundle_onsite.verify import bundle as verify
 from airbundle_onsite.verify.bundle import Consent, TrustedManifest
+from airbundle_onsite.verify.source import PartSource
 
 _PINNED = "allowed_signers"
 _COMPARE = "compare it with the sender's, over another channel (`airbundle keygen` and `airbundle inspect` show it)"
@@ -64,22 +65,28 @@ class Signers:
         self._asked = False
         self._check_words()
 
-    def trust(self, directory: Path) -> TrustedManifest:
+    def trust(self, directory: Path, source: Optional[PartSource] = None) -> TrustedManifest:
         """Prove a bundle's manifest; whoever is at the keyboard is asked about a key that this site meets first.
+
+        Args:
+            directory: the bundle's.
+            source: where its parts are, when they are not all there.
 
         Raises:
             TrustError: the signature is missing, wrong, by somebody else, or the person did not accept its key.
             IntegrityError: anything else is wrong.
         """
-        return verify.trust(directory, self._allowed, self._consent(asking=True))
+        return verify.trust(directory, self._allowed, self._consent(asking=True), source)
 
-    def look(self, directory: Path) -> TrustedManifest:
+    def look(self, directory: Path, source: Optional[PartSource] = None) -> TrustedManifest:
         """The same without a question, for what changes nothing: an unknown key is a warning then."""
-        return verify.trust(directory, self._allowed, self._consent())
+        return verify.trust(directory, self._allowed, self._consent(), source)
 
-    def checks(self, directory: Path) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
+    def checks(
+        self, directory: Path, source: Optional[PartSource] = None
+    ) -> tuple[Optional[TrustedManifest], list[CheckResult]]:
         """The same as `look`, as results."""
-        return verify.structure_checks(directory, self._allowed, self._consent())
+        return verify.structure_checks(directory, self._allowed, self._consent(), source)
 
     def remember(self, trusted: TrustedManifest) -> None:
         """Write down whom the person has accepted, if anybody; an unsigned bundle pins nobody."""

@@ -48,6 +48,15 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def sync_file(path: Path) -> None:
+    """Make a file's content durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def sync_tree(directory: Path) -> None:
     """Make every file and name under `directory` durable.
 
@@ -59,11 +68,7 @@ def sync_tree(directory: Path) -> None:
             path = Path(folder, name)
             if path.is_symlink():
                 continue
-            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync_file(path)
         sync_directory(Path(folder))
 
 
@@ -91,11 +96,7 @@ def write_atomic(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
     write_new(temporary, (data,), mode)
-    descriptor = os.open(temporary, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_file(temporary)
     temporary.replace(path)
     sync_directory(path.parent)
 

@@ -150,9 +150,37 @@ class Directory:
     def places(self) -> Sequence[str]:
         return (str(self._path),)
 
+    @property
+    def has_pieces(self) -> bool:
+        """Whether there are single pieces in it."""
+        return bool(self._pieces)
+
     def copies(self, name: str) -> Sequence[Copy]:
         found: list[Copy] = [*self._pieces.get(name, ())]
         return [*found, FileCopy(self._path / name)] if os.path.lexists(self._path / name) else found
+
+
+class Files:
+    """Single files, each called like a part or like a piece of one."""
+
+    readers: Optional[int] = None
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+
+    @property
+    def places(self) -> Sequence[str]:
+        return tuple(map(str, self._paths))
+
+    def copies(self, name: str) -> Sequence[Copy]:
+        found: list[Copy] = []
+        for path in self._paths:
+            match = layout.PIECE_PATTERN.fullmatch(path.name)
+            if path.name == name:
+                found.append(FileCopy(path))
+            elif match and match[1] == name:
+                found.append(FileCopy(path, int(match[2])))
+        return found
 
 
 class Several:
