@@ -57,7 +57,8 @@ def _directories(files: HostFiles, environ: Mapping[str, str]) -> Iterator[str]:
         # A version manager's shims are scripts that answer differently from directory to directory.
         # A virtual environment's interpreter would vanish with it; the one it was made from is found elsewhere.
         place = Path(directory)
-        own = place.name == "shims" or (place.parent / "pyvenv.cfg").exists()
+        # os.path.exists and not Path.exists: a folder that may not be entered has no interpreter for us either.
+        own = place.name == "shims" or os.path.exists(place.parent / "pyvenv.cfg")  # noqa: PTH110
         if place.is_absolute() and not own:
             yield directory
     yield from _USUAL
