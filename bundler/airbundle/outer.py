@@ -76,6 +76,11 @@ def render_outer(draft: BundleManifest) -> dict[str, bytes]:
         "models": draft.models,
         "needs": draft.needs,
         "serving": draft.serving,
+        "bases": " + ".join(base.title for base in draft.bases),
+        "rollback": draft.rollback,
+        "files_size": human_bytes(sum(entry.size for entry in draft.files if entry.role != "image")),
+        "pieces": any(entry.member.startswith(f"{layout.DELTA}/") for entry in draft.files),
+        "thin_images": bool(draft.absent_layers),
         "default_root": layout.DEFAULT_ROOT,
     }
     return {

@@ -12,6 +12,8 @@ from airbundle.commands.app import App, finish, read_file, with_app
 from airbundle.inspection import manifest_text
 from airbundle.rehearse import run as rehearsal
 from airbundle_onsite.contract.record import to_plain
+from airbundle_onsite.contract.checks import CheckResult
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.errors import ExitCode
 from airbundle_onsite.system import SystemRunner
 from airbundle_onsite.verify.bundle import structure_checks, trust
@@ -37,9 +39,17 @@ def verify(app: App, bundle: Path, strict: bool, allowed_signers: Path | None) -
     """Prove every byte of BUNDLE."""
     trusted, checks = structure_checks(bundle, None if allowed_signers is None else read_file(allowed_signers))
     if trusted is not None:
-        checks = [*checks, *check_parts(trusted, app.console)]
+        checks = [*checks, *check_parts(trusted, app.console), *_needed(trusted.manifest)]
     distrusted = any(check.id == "verify.signature" and check.status == "fail" for check in checks)
     finish(app, checks, ExitCode.TRUST if distrusted else ExitCode.INTEGRITY, strict)
+
+
+def _needed(manifest: BundleManifest) -> list[CheckResult]:
+    """What a bundle needs beside itself, which only the site can look for."""
+    return [
+        CheckResult("verify.base", "skip", f"whether the site has {base.title}, on which it builds, is checked there")
+        for base in manifest.bases
+    ]
 
 
 @click.command("rehearse")
