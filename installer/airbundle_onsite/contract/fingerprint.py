@@ -85,6 +85,7 @@ class DockerFacts:
         runtimes: names known to the engine.
         cdi: device names of CDI specifications on the host.
         gpu_toolkit: path of NVIDIA's container toolkit on the host, whether or not the engine uses it.
+        cgroup_driver: ``systemd`` or ``cgroupfs``: who manages the containers' control groups.
     """
 
     state: Literal["ok", "absent", "denied", "failed"]
@@ -98,6 +99,7 @@ class DockerFacts:
     runtimes: tuple[str, ...] = ()
     cdi: tuple[str, ...] = ()
     gpu_toolkit: str = ""
+    cgroup_driver: str = ""
     snap: bool = False
     rootless: bool = False
     error: str = ""
@@ -111,6 +113,7 @@ class GpuLink:
         a, b: indices.
         topology: NVML's common ancestor: ``internal single multiple hostbridge node system``.
         nvlinks: active NVLink links between them; None when it could not be read.
+        nvlink_speed: bytes per second of these links together, in each direction; None when it could not be read.
         p2p: NVML's read-capability status: ``ok`` or the reason.
     """
 
@@ -118,12 +121,27 @@ class GpuLink:
     b: int
     topology: Optional[str] = None
     nvlinks: Optional[int] = None
+    nvlink_speed: Optional[int] = None
     p2p: Optional[str] = None
 
 
 @record
 class Gpu:
-    """One GPU, or one MIG slice. Sizes in bytes, power in watts, clocks in MHz."""
+    """One GPU, or one MIG slice. Sizes in bytes, power in watts, clocks in MHz.
+
+    Attributes:
+        parent: for a MIG slice, the UUID of the GPU it is cut from.
+        pcie_generation, pcie_width: at this moment; idle GPUs lower the generation.
+        pcie_generation_max, pcie_width_max: what GPU and slot reach together.
+        pcie_generation_gpu: what the GPU alone could.
+        performance_state: 0 (fastest) to 15; 8 and above when idle.
+        numa_node: of the PCI device, as the kernel says; None on hosts without NUMA.
+        nvlink_version: e.g. ``"4.0"``.
+        nvlink_speed: bytes per second of one link, in each direction.
+        power_limit, power_default, power_enforced: set, by default, and the lowest that any limiter enforces.
+        clock_sm, clock_memory: at this moment; with ``_max`` what they can reach.
+        unread: field → why it could not be read.
+    """
 
     index: int
     name: Optional[str] = None
@@ -133,18 +151,26 @@ class Gpu:
     memory_free: Optional[int] = None
     unified_memory: bool = False
     mig: Optional[bool] = None
+    parent: Optional[str] = None
     pci_bus: Optional[str] = None
     pcie_generation: Optional[int] = None
     pcie_generation_max: Optional[int] = None
+    pcie_generation_gpu: Optional[int] = None
     pcie_width: Optional[int] = None
     pcie_width_max: Optional[int] = None
     nvlinks_active: Optional[int] = None
+    nvlink_version: Optional[str] = None
+    nvlink_speed: Optional[int] = None
     numa_node: Optional[int] = None
     ecc: Optional[bool] = None
     persistence: Optional[bool] = None
     compute_mode: Optional[str] = None
     power_limit: Optional[float] = None
     power_default: Optional[float] = None
+    power_enforced: Optional[float] = None
+    performance_state: Optional[int] = None
+    clock_sm: Optional[int] = None
+    clock_memory: Optional[int] = None
     clock_sm_max: Optional[int] = None
     clock_memory_max: Optional[int] = None
     bar1: Optional[int] = None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from airbundle_onsite.contract.fingerprint import FINGERPRINT_VERSION, Fingerprint
+from airbundle_onsite.probes.apart import gpu_facts_apart
 from airbundle_onsite.probes.cgroups import limits
 from airbundle_onsite.probes.disk import disk_facts
 from airbundle_onsite.probes.docker import OpenEngine, docker_facts, open_engine, podman_version
@@ -40,7 +41,7 @@ def take(
         clock: the host's.
         environ: environment variables; PATH, HOME and DOCKER_HOST are looked at.
         filesystem_root: where the host's ``/`` is seen.
-        nvml: a module like pynvml; None for the vendored one.
+        nvml: a module like pynvml; None for the vendored one, in a process of its own.
         docker: opens an engine behind a socket; None for the real client.
 
     Raises:
@@ -49,6 +50,8 @@ def take(
     files = HostFiles(filesystem_root)
     group = limits(files)
     memory = memory_facts(files, group)
+    system = SystemMemory(memory.total, memory.available)
+    gpu = gpu_facts_apart(files, system) if nvml is None else gpu_facts(files, system, nvml)
     engine = docker_facts(files, environ, docker or open_engine)
     wanted = {**paths, **({"docker": Path(engine.image_store)} if engine.image_store else {})}
     return Fingerprint(
@@ -59,7 +62,7 @@ def take(
         memory=memory,
         disks=disk_facts(wanted, files),
         docker=engine,
-        gpu=gpu_facts(files, SystemMemory(memory.total, memory.available), nvml),
+        gpu=gpu,
         pythons=pythons(files, runner, environ),
         podman=podman_version(runner, environ),
         clock_synchronised=clock_synchronised(runner),

@@ -90,6 +90,7 @@ def _answered(
         runtimes=tuple(sorted(info.get("Runtimes") or {})),
         snap=str(info.get("DockerRootDir", "")).startswith("/var/snap/") or _is_snap(client),
         rootless=any("rootless" in option for option in security),
+        cgroup_driver=str(info.get("CgroupDriver", "")),
     )
 
 

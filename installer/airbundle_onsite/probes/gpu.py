@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
 
 from airbundle_onsite.contract.fingerprint import Gpu, GpuFacts
 from airbundle_onsite.contract.record import record
-from airbundle_onsite.probes.files import HostFiles
-from airbundle_onsite.probes.gpulinks import Wired, links, remotes
+from airbundle_onsite.probes.files import HostFiles, integer
+from airbundle_onsite.probes.gpulinks import Wired, Wiring, links, wiring
 from airbundle_onsite.probes.nvml import Session, kernel_driver, library_version, load_nvml, pci_gpus, text
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}
 _CLOCK_SM, _CLOCK_MEMORY = 1, 2  # NVML_CLOCK_SM, NVML_CLOCK_MEM
+_PSTATE_UNKNOWN = 32
 
 
 @record
@@ -43,7 +45,7 @@ def gpu_facts(files: HostFiles, system: SystemMemory, nvml: Any = None) -> GpuFa
     except nvml.NVMLError as error:
         return _init_failed(session, error, files, kernel)
     try:
-        return _read(session, system, kernel)
+        return _read(session, files, system, kernel)
     except nvml.NVMLError as error:  # not even the number of GPUs could be read
         return GpuFacts(
             state="failed",
@@ -76,7 +78,7 @@ def _init_failed(session: Session, error: Any, files: HostFiles, kernel: Optiona
     return GpuFacts(state="failed", driver=library, kernel_driver=kernel, error=reason, library=session.file)
 
 
-def _read(session: Session, system: SystemMemory, kernel: Optional[str]) -> GpuFacts:
+def _read(session: Session, files: HostFiles, system: SystemMemory, kernel: Optional[str]) -> GpuFacts:
     unread: dict[str, str] = {}
     count = session.nvml.nvmlDeviceGetCount()
     driver = text(session.ask("driver", unread, "nvmlSystemGetDriverVersion"))
@@ -93,14 +95,16 @@ def _read(session: Session, system: SystemMemory, kernel: Optional[str]) -> GpuF
             devices.append(Gpu(index=len(devices), unread=lost))
             continue
         pieces = list(_slices(session, handle))
+        parent = text(session.ask("parent", {}, "nvmlDeviceGetUUID", handle)) if pieces else None
         for piece in pieces:
-            devices.append(_device(session, system, piece, len(devices), mig=True, ends=None, unread={}))
+            device = _device(session, system, piece, len(devices), wires=Wiring(), unread={})
+            devices.append(_placed(dataclasses.replace(device, mig=True, parent=parent), files))
         if not pieces:
             notes: dict[str, str] = {}
-            ends = remotes(session, handle, notes)
-            device = _device(session, system, handle, len(devices), mig=None, ends=ends, unread=notes)
+            wires = wiring(session, handle, notes)
+            device = _placed(_device(session, system, handle, len(devices), wires=wires, unread=notes), files)
             devices.append(device)
-            whole.append(Wired(device.index, handle, device.pci_bus, ends))
+            whole.append(Wired(device.index, handle, device.pci_bus, wires.remotes, wires.speed))
     return GpuFacts(
         state="ok",
         driver=driver,
@@ -125,15 +129,15 @@ def _slices(session: Session, handle: Any) -> Iterator[Any]:
             yield piece
 
 
+def _placed(gpu: Gpu, files: HostFiles) -> Gpu:
+    """With the NUMA node of its PCI device, for which NVML has no question: its own speaks of memory on the GPU."""
+    domain, _, rest = (gpu.pci_bus or "").partition(":")
+    node = integer(files.value(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node")) if rest else None
+    return gpu if node is None or node < 0 else dataclasses.replace(gpu, numa_node=node)
+
+
 def _device(
-    session: Session,
-    system: SystemMemory,
-    handle: Any,
-    index: int,
-    *,
-    mig: Optional[bool],
-    ends: Optional[tuple[str, ...]],
-    unread: dict[str, str],
+    session: Session, system: SystemMemory, handle: Any, index: int, *, wires: Wiring, unread: dict[str, str]
 ) -> Gpu:
     def ask(field: str, name: str, *arguments: Any) -> Any:
         return session.ask(field, unread, name, handle, *arguments)
@@ -150,6 +154,7 @@ def _device(
     pci = ask("pci_bus", "nvmlDeviceGetPciInfo")
     processes = ask("processes", "nvmlDeviceGetComputeRunningProcesses")
     mode = ask("compute_mode", "nvmlDeviceGetComputeMode")
+    state = ask("performance_state", "nvmlDeviceGetPerformanceState")
     return Gpu(
         index=index,
         name=text(ask("name", "nvmlDeviceGetName")),
@@ -158,19 +163,25 @@ def _device(
         memory_total=total,
         memory_free=free,
         unified_memory=unified,
-        mig=mig if mig is not None else first("mig", "nvmlDeviceGetMigMode"),
+        mig=first("mig", "nvmlDeviceGetMigMode"),
         pci_bus=(text(pci.busId) or "").lower() or None if pci is not None else None,
         pcie_generation=ask("pcie_generation", "nvmlDeviceGetCurrPcieLinkGeneration"),
         pcie_generation_max=ask("pcie_generation_max", "nvmlDeviceGetMaxPcieLinkGeneration"),
+        pcie_generation_gpu=ask("pcie_generation_gpu", "nvmlDeviceGetGpuMaxPcieLinkGeneration"),
         pcie_width=ask("pcie_width", "nvmlDeviceGetCurrPcieLinkWidth"),
         pcie_width_max=ask("pcie_width_max", "nvmlDeviceGetMaxPcieLinkWidth"),
-        nvlinks_active=len(ends) if ends is not None else None,
-        numa_node=ask("numa_node", "nvmlDeviceGetNumaNodeId"),
+        nvlinks_active=len(wires.remotes) if wires.remotes is not None else None,
+        nvlink_version=wires.version,
+        nvlink_speed=wires.speed,
         ecc=first("ecc", "nvmlDeviceGetEccMode"),
         persistence=bool(persistence) if persistence is not None else None,
         compute_mode=_COMPUTE_MODES.get(mode, str(mode)) if mode is not None else None,
         power_limit=_watts(ask("power_limit", "nvmlDeviceGetPowerManagementLimit")),
         power_default=_watts(ask("power_default", "nvmlDeviceGetPowerManagementDefaultLimit")),
+        power_enforced=_watts(ask("power_enforced", "nvmlDeviceGetEnforcedPowerLimit")),
+        performance_state=state if state is not None and state < _PSTATE_UNKNOWN else None,
+        clock_sm=ask("clock_sm", "nvmlDeviceGetClockInfo", _CLOCK_SM),
+        clock_memory=ask("clock_memory", "nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
         clock_sm_max=ask("clock_sm_max", "nvmlDeviceGetMaxClockInfo", _CLOCK_SM),
         clock_memory_max=ask("clock_memory_max", "nvmlDeviceGetMaxClockInfo", _CLOCK_MEMORY),
         bar1=int(bar1.bar1Total) if bar1 is not None else None,

@@ -24,22 +24,67 @@ _P2P = {
     6: "unknown",
 }
 _MAX_LINKS = 36
+_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0", 8: "6.0"}
+_FIELD_SPEED = 164  # NVML_FI_DEV_NVLINK_GET_SPEED, of the link that the scope names
+_FIELD_SPEED_COMMON = 90  # NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON, which older drivers know too
+_UNSIGNED = {1: "uiVal", 2: "ulVal", 3: "ullVal"}  # nvmlValueType_t
+_MB = 10**6
 SWITCH = "switch"
 UNKNOWN = "unknown"
 
 
 @record
 class Wired:
-    """A whole GPU with the far end of each of its active NVLinks: a bus id, `SWITCH` or `UNKNOWN`."""
+    """A whole GPU with the far end of each of its active NVLinks: a bus id, `SWITCH` or `UNKNOWN`.
+
+    Attributes:
+        speed: bytes per second of one of its links, in each direction.
+    """
 
     index: int
     handle: Any
     bus: Optional[str]
     remotes: Optional[tuple[str, ...]]
+    speed: Optional[int] = None
 
 
-def remotes(session: Session, handle: Any, unread: dict[str, str]) -> Optional[tuple[str, ...]]:
-    """Far ends of a GPU's active NVLinks; empty when it has none, None when NVML would not say."""
+@record
+class Wiring:
+    """The NVLinks of one GPU: far ends of the active ones, and version and speed of the first of these."""
+
+    remotes: Optional[tuple[str, ...]] = None
+    version: Optional[str] = None
+    speed: Optional[int] = None
+
+
+def wiring(session: Session, handle: Any, unread: dict[str, str]) -> Wiring:
+    """What NVML says of a GPU's NVLinks."""
+    active: list[int] = []
+    ends = remotes(session, handle, unread, active)
+    if not active:
+        return Wiring(ends)
+    number = session.ask("nvlink_version", unread, "nvmlDeviceGetNvLinkVersion", handle, active[0])
+    version = _VERSIONS.get(number, str(number)) if number else None
+    return Wiring(ends, version, _speed(session, handle, active[0], unread))
+
+
+def _speed(session: Session, handle: Any, link: int, unread: dict[str, str]) -> Optional[int]:
+    """Bytes per second of one link, in each direction."""
+    for question in ((_FIELD_SPEED, link), _FIELD_SPEED_COMMON):
+        answer = session.ask("nvlink_speed", unread, "nvmlDeviceGetFieldValues", handle, [question])
+        if answer is None:
+            continue
+        kind = _UNSIGNED.get(answer[0].valueType)
+        if answer[0].nvmlReturn == 0 and kind and getattr(answer[0].value, kind):
+            unread.pop("nvlink_speed", None)
+            return int(getattr(answer[0].value, kind)) * _MB
+        unread["nvlink_speed"] = f"NVML returned {answer[0].nvmlReturn}"
+    return None
+
+
+def remotes(session: Session, handle: Any, unread: dict[str, str], numbers: list[int]) -> Optional[tuple[str, ...]]:
+    """Far ends of a GPU's active NVLinks, whose numbers go into `numbers`; empty when it has none, None when NVML
+    would not say."""
     nvml = session.nvml
     ends: list[str] = []
     for link in range(_MAX_LINKS):
@@ -51,6 +96,7 @@ def remotes(session: Session, handle: Any, unread: dict[str, str]) -> Optional[t
             unread["nvlinks_active"] = str(error)
             return None
         if active:
+            numbers.append(link)
             ends.append(_far_end(session, handle, link))
     return tuple(ends)
 
@@ -72,11 +118,14 @@ def _link(session: Session, one: Wired, other: Wired) -> GpuLink:
     ignored: dict[str, str] = {}
     ancestor = session.ask("topology", ignored, "nvmlDeviceGetTopologyCommonAncestor", one.handle, other.handle)
     p2p = session.ask("p2p", ignored, "nvmlDeviceGetP2PStatus", one.handle, other.handle, _P2P_READ)
+    shared = nvlinks_between(one, other)
+    slower = None if one.speed is None or other.speed is None else min(one.speed, other.speed)
     return GpuLink(
         a=one.index,
         b=other.index,
         topology=_TOPOLOGY.get(ancestor),
-        nvlinks=nvlinks_between(one, other),
+        nvlinks=shared,
+        nvlink_speed=shared * slower if shared and slower else None,
         p2p=_P2P.get(p2p, f"status {p2p}") if p2p is not None else None,
     )
 

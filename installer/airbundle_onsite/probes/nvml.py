@@ -17,6 +17,15 @@ _NVIDIA_VENDOR = "0x10de"
 _GPU_CLASSES = ("0x0300", "0x0302")  # VGA controller, 3D controller
 
 
+def library_loads() -> bool:
+    """Whether the driver's library is on this host; loading it asks the driver nothing."""
+    try:
+        ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def load_nvml() -> Any:
     """The vendored binding, under its full name: a `pynvml` that the site has installed is never touched.
 

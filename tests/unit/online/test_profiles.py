@@ -128,7 +128,7 @@ def test_a_profile_made_of_the_recorded_host_fits_it_and_only_its_kind() -> None
     made = profiles.from_fingerprint(recorded())
     gpu = made.gpu
     assert gpu and gpu.names == (r"NVIDIA\ H200",) and (gpu.capability, gpu.count, gpu.link) == ("9.0", 2, "nvlink")
-    assert (gpu.min_driver, gpu.bandwidth, gpu.l2) == ("580.159.04", 4_800_000_000_000, 50 * 2**20)
+    assert (gpu.min_driver, gpu.bandwidth, gpu.l2) == ("580.159.04", 4_800_000_000_000, 60 * 2**20)
     assert "fp8" in gpu.dtypes and 147e9 < gpu.memory < 150754820096
     assert not any(check.status in ("fail", "warn") for check in match_profile(made, recorded()))
     one = match_profile(made, recorded(gpus=(0,)))

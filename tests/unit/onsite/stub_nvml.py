@@ -130,6 +130,23 @@ class StubNvml:
     def _nvmlDeviceGetMaxClockInfo(self, facts: Any, kind: int) -> Any:
         return facts[{1: "MaxSM", 2: "MaxMem"}[kind]]
 
+    def _nvmlDeviceGetClockInfo(self, facts: Any, kind: int) -> Any:
+        return facts[{1: "ClockSM", 2: "ClockMem"}[kind]]
+
+    def _nvmlDeviceGetNvLinkVersion(self, facts: Any, link: int) -> int:
+        return self._link(facts, link, "Version")
+
+    def _nvmlDeviceGetFieldValues(self, facts: Any, fields: Sequence[Any]) -> list[Any]:
+        """As recorded: the speed of a link is known by the newer of its two fields only."""
+        known = {164: facts["NvLinkSpeed"], **facts.get("fields", {})}
+        numbers = [field[0] if isinstance(field, tuple) else field for field in fields]
+        return [
+            SimpleNamespace(valueType=1, nvmlReturn=0, value=SimpleNamespace(uiVal=known[number]))
+            if known.get(number) is not None
+            else SimpleNamespace(valueType=0, nvmlReturn=NOT_SUPPORTED, value=SimpleNamespace(uiVal=0))
+            for number in numbers
+        ]
+
     def _nvmlDeviceGetComputeRunningProcesses(self, facts: Any) -> list[Any]:
         return []
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import airbundle_onsite
-from airbundle_onsite.contract.fingerprint import GpuFacts
+from airbundle_onsite.contract.fingerprint import Fingerprint, GpuFacts
+from airbundle_onsite.contract.record import decode_json
 from airbundle_onsite.probes import nvml as nvml_module
 from airbundle_onsite.probes.files import HostFiles
 from airbundle_onsite.probes.gpu import SystemMemory, gpu_facts
@@ -19,6 +20,7 @@ from unit.onsite.stub_nvml import (
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
     NOT_SUPPORTED,
+    RECORDED,
     VERSION_MISMATCH,
     StubNvml,
 )
@@ -54,10 +56,43 @@ def test_recorded_host_of_two_h200(tmp_path: Path) -> None:
     assert (first.ecc, first.mig, first.persistence, first.compute_mode) == (True, False, True, "default")
     assert (first.power_limit, first.clock_sm_max, first.clock_memory_max) == (700.0, 1980, 3201)
     assert first.nvlinks_active == 18 and first.bar1 == 274877906944 and first.processes == 0
-    assert first.numa_node is None and first.unread["numa_node"] == "Not Supported"
-    assert first.unread.keys() == {"numa_node", "power_default"}
+    assert (first.power_default, first.power_enforced, first.performance_state) == (700.0, 700.0, 0)
+    assert (first.clock_sm, first.clock_memory) == (345, 3201)
+    assert (first.pcie_generation_max, first.pcie_generation_gpu) == (5, 5)
+    assert (first.nvlink_version, first.nvlink_speed) == ("4.0", 26_562_000_000)
+    assert first.numa_node is None and first.parent is None and first.unread == {}
     (link,) = facts.links
     assert (link.a, link.b, link.topology, link.nvlinks, link.p2p) == (0, 1, "hostbridge", 18, "ok")
+    assert link.nvlink_speed == 18 * 26_562_000_000
+
+
+def test_the_recorded_fingerprint_is_what_the_recorded_nvml_gives(tmp_path: Path) -> None:
+    """The whole way on the real host, and the stub: both tell the same of its GPUs."""
+    whole = decode_json(Fingerprint, RECORDED.with_name("two-h200.fingerprint.json").read_bytes(), "golden")
+    facts = take(tmp_path)
+    assert facts.devices == whole.gpu.devices and facts.links == whole.gpu.links
+
+
+def test_numa_node_is_the_pci_devices(tmp_path: Path) -> None:
+    write(tmp_path, "/sys/bus/pci/devices/0000:00:06.0/numa_node", "1\n")
+    write(tmp_path, "/sys/bus/pci/devices/0000:00:07.0/numa_node", "-1\n")  # a host without NUMA
+    first, second = take(tmp_path).devices
+    assert first.numa_node == 1 and second.numa_node is None
+
+
+def test_nvlink_speed_from_the_older_field_and_unknown(tmp_path: Path) -> None:
+    older = take(tmp_path, change={"NvLinkSpeed": None, "fields": {90: 25781}})
+    assert older.devices[0].nvlink_speed == 25_781_000_000 and "nvlink_speed" not in older.devices[0].unread
+    unknown = take(tmp_path, change={"NvLinkSpeed": None})
+    assert unknown.devices[0].nvlink_speed is None and unknown.devices[0].unread["nvlink_speed"] == "NVML returned 3"
+    assert unknown.links[0].nvlinks == 18 and unknown.links[0].nvlink_speed is None
+    refused = take(tmp_path, faults={"nvmlDeviceGetFieldValues": FUNCTION_NOT_FOUND})
+    assert refused.devices[0].nvlink_speed is None and "nvlink_speed" in refused.devices[0].unread
+
+
+def test_a_gpu_without_nvlink_is_not_asked_for_its_speed(tmp_path: Path) -> None:
+    device = take(tmp_path, faults={"nvmlDeviceGetNvLinkState": NOT_SUPPORTED}).devices[0]
+    assert device.nvlink_version is None and device.nvlink_speed is None and device.unread == {}
 
 
 @pytest.mark.parametrize("as_bytes", [True, False])
@@ -175,6 +210,7 @@ def test_mig_slices_are_devices(tmp_path: Path) -> None:
     facts = take(tmp_path, gpus=(0,), change={"MigMode": [1, 1]}, slices=[small, small])
     assert [device.name for device in facts.devices] == ["NVIDIA H200 MIG 1g.18gb"] * 2
     assert [device.index for device in facts.devices] == [0, 1]
+    assert {device.parent for device in facts.devices} == {"GPU-00000000-0000-0000-0000-000000000000"}
     assert all(device.mig and device.memory_total == 17 * 2**30 for device in facts.devices)
     assert facts.links == ()
 
@@ -220,7 +256,8 @@ def test_the_vendored_binding_has_every_function_asked_for() -> None:
 
     probes = Path(nvml_module.__file__).parent
     text = "".join((probes / name).read_text() for name in ("nvml.py", "gpu.py", "gpulinks.py"))
-    asked = set(re.findall(r"\bnvml[A-Z]\w+|\bNVML_ERROR_\w+", text))
+    asked = set(re.findall(r"\"(nvml[A-Z]\w+)\"|nvml\.(nvml[A-Z]\w+|NVML_ERROR_\w+)", text))
+    asked = {name for pair in asked for name in pair if name}
     assert len(asked) > 25
     assert {name for name in asked if not hasattr(pynvml, name)} == set()
     assert pynvml.__name__ == "airbundle_onsite._vendor.pynvml"  # not the name that a site's own copy has
