@@ -11,9 +11,9 @@ import click
 from airbundle.commands.app import App, finish, read_file, with_app
 from airbundle.inspection import manifest_text
 from airbundle.rehearse import run as rehearsal
-from airbundle_onsite.contract.record import to_plain
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.record import to_plain
 from airbundle_onsite.errors import ExitCode
 from airbundle_onsite.system import SystemRunner
 from airbundle_onsite.verify.bundle import structure_checks, trust
