@@ -37,7 +37,7 @@ def main():
     if options.record:
         record_start(options.record)
     if options.fault == "exit-at-start":
-        say("error: cannot load the model: tensor 'blk.0.attn_q.weight' not found")
+        say(options.last_words)
         return 3
     if options.fault == "phone-home":
         phone_home(options.phone_home_host)
@@ -61,6 +61,7 @@ def parse(words):
     parser.add_argument("--alias", default="fake", help="name of the model in the API")
     parser.add_argument("--answer", default="The capital of France is Paris.")
     parser.add_argument("--phone-home-host", default="telemetry.example.com")
+    parser.add_argument("--last-words", default="error: cannot load the model: tensor 'blk.0.attn_q.weight' not found")
     parser.add_argument("--record", default="", help="file that gets one JSON line per start: argv, environment, pid")
     return parser.parse_known_args(words)[0]
 

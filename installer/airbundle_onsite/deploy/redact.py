@@ -7,6 +7,12 @@ import re
 _HIDDEN = "[redacted]"
 _SECRET = r"(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key|private[_-]?key|credential)"
 _RULES = (
+    # 'name': ['value', 'value'], "--name", "value": lists as Python and JSON write them into logs and command lines
+    (
+        re.compile(r"(?i)(\b[\w.-]*" + _SECRET + r"s?[\"']?\s*[=:]\s*)[\[(]\s*[\"'][^\])]*[\])]"),
+        r"\1[" + _HIDDEN + "]",
+    ),
+    (re.compile(r"(?i)([\"']--[\w-]*" + _SECRET + r"[\w-]*[\"'],\s*[\"'])[^\"']+"), r"\1" + _HIDDEN),
     # NAME=value, "name": "value", --name value, where the name says that it is a secret; counts of tokens are none
     (
         re.compile(

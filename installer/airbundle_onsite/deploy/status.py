@@ -165,7 +165,7 @@ def _headline(state: BundleStatus) -> str:
     if state.state == "unknown":
         return f"{state.version}: its state could not be read: {state.problem}"
     if state.state == "running":
-        return f"{state.version} is running, but does not answer"
+        return f"{state.version} is running, but does not answer; --stop, then --start, starts it afresh"
     return f"{state.version} is not running ({state.state}); --start starts it"
 
 

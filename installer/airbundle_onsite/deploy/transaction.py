@@ -130,8 +130,10 @@ def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: 
     runtime = site.runtime(plan.runtime)
     what = f"{instance.name} {instance.version}"
     checks = list(wait_ready(instance, plan, runtime, clock, talk))
-    if all(check.status != "fail" for check in checks) and smoke:
+    ready = all(check.status != "fail" for check in checks)
+    if ready and smoke:
         checks += run_smoke(files.manifest, plan, instance, clock, talk)
+    if smoke or not ready:  # an engine that gave up has mostly said why, and the patterns know the cure
         checks += scan_log(plan, runtime.logs(instance, 2000))
     if any(check.status == "fail" for check in checks):
         raise ChecksFailed(f"{what} does not answer as it must", checks, runtime.logs(instance, _LOG_LINES))

@@ -105,12 +105,31 @@ def _gpus(manifest: BundleManifest, fingerprint: Fingerprint) -> list[CheckResul
     with_gpus = [plan for plan in manifest.launch if plan.needs.gpus or plan.gpus != "none"]
     if not with_gpus or (fingerprint.gpu.state != "ok" and len(with_gpus) < len(manifest.launch)):
         return []
-    checks = [_toolkit(fingerprint.docker)] if fingerprint.docker.state == "ok" else []
+    checks = [_toolkit(fingerprint.docker), *_reload(fingerprint.docker)] if fingerprint.docker.state == "ok" else []
     used = {plan.image for plan in with_gpus}
     images = (match_image_cuda(image, fingerprint.gpu) for image in manifest.images if image.name in used)
     if fingerprint.gpu.state == "ok":
         checks.extend(check for check in images if check is not None)
     return checks
+
+
+def _reload(engine: DockerFacts) -> list[CheckResult]:
+    """NVIDIA's hook gives devices behind the back of systemd, which takes them away when it reloads its units."""
+    if "nvidia" not in engine.runtimes or engine.cgroup_driver != "systemd":
+        return []
+    return [
+        CheckResult(
+            id="match.docker.reload",
+            status="warn",
+            summary="running containers may lose their GPUs when somebody runs `systemctl daemon-reload` here",
+            expected="control groups by cgroupfs, or devices that systemd knows of",
+            actual="control groups by systemd, devices by NVIDIA's runtime",
+            remedy="change units and packages before this installation, not after it; a service that lost its GPUs gets "
+            'them back by airbundlectl --stop, then --start; for good, set "exec-opts": '
+            '["native.cgroupdriver=cgroupfs"] in /etc/docker/daemon.json and restart docker (toolkits from 1.18 on '
+            "give devices by CDI of themselves, and are not concerned)",
+        )
+    ]
 
 
 def _toolkit(engine: DockerFacts) -> CheckResult:

@@ -105,6 +105,14 @@ def test_a_silent_downgrade_is_told(old: str, new: str, identifier: str, actual:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB.", "vllm.no-memory", "fail"),
         ("ValueError: To serve at least one request with the models's max seq len (131072), (7.00 GiB KV cache is "
          "needed, which is larger than the available KV cache memory (3.10 GiB).", "vllm.context-too-long", "fail"),
+        ("ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored "
+         "in KV cache (27952). Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when "
+         "initializing the engine.", "vllm.context-too-long", "fail"),
+        ("OSError: We couldn't connect to 'https://huggingface.co' to load the files", "vllm.wants-the-hub", "warn"),
+        ("HTTPSConnectionPool(host='openaipublic.blob.core.windows.net', port=443): Max retries exceeded with url: "
+         "/encodings/o200k_base.tiktoken (Failed to resolve 'openaipublic.blob.core.windows.net')",
+         "vllm.wants-the-hub", "warn"),
+        ("Failed to initialize NVML: Unknown Error", "vllm.gpu-lost", "fail"),
         ("ValueError: The quantization method awq is not supported for the current GPU. Minimum capability: 75. "
          "Current capability: 70.", "vllm.capability", "fail"),
         ("unable to open shared memory object </torch_1_2_3> in read-write mode", "vllm.shm", "fail"),
@@ -113,6 +121,16 @@ def test_a_silent_downgrade_is_told(old: str, new: str, identifier: str, actual:
 def test_lines_of_trouble(line: str, identifier: str, status: str) -> None:
     found = scan(line, engine_facts("vllm").log_patterns("0.24.0"))
     assert {key: check.status for key, check in found.items()} == {identifier: status}
+
+
+def test_a_context_that_does_not_fit_names_the_setting_and_both_figures() -> None:
+    line = (
+        "To serve at least one request with the models's max seq len (131072), (24.00 GiB KV cache is needed, which "
+        "is larger than the available KV cache memory (9.61 GiB)."
+    )
+    found = scan(line, engine_facts("vllm").log_patterns("0.24.0"))["vllm.context-too-long"]
+    assert found.actual == "wanted=131072, needed=24.00, free=9.61"
+    assert "serving.context" in found.remedy
 
 
 def test_policy_makes_a_silent_downgrade_a_failure() -> None:
@@ -128,6 +146,8 @@ def test_policy_makes_a_silent_downgrade_a_failure() -> None:
         ("Attention backend not specified. Use fa3 backend by default.", "sglang.attention", "backend=fa3"),
         ("max_total_num_tokens=1234567, chunked_prefill_size=8192", "sglang.kv-tokens", "tokens=1234567"),
         ("The server is fired up and ready to roll!", "sglang.ready", ""),
+        ("RuntimeError: unable to write to shared memory object", "sglang.shm", ""),
+        ("RuntimeError: No CUDA GPUs are available", "sglang.gpu-lost", ""),
     ],
 )
 def test_sglang_says(line: str, identifier: str, actual: str) -> None:

@@ -7,10 +7,12 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from airbundle_onsite.contract.launch import LogPattern
 from parts.bundles import flip
 from parts.process import free_port
 from parts.sites import Site, release_bundle, site
@@ -100,6 +102,29 @@ def test_without_room_for_both_the_old_one_comes_back(one: Site, bundles: dict[s
     assert done.code == 7, done
     assert "v1 was started again and answers" in done.err
     assert (one.answer(), one.current(), one.leftovers()) == ("Paris, says v1", "v1", [])
+
+
+def test_an_engine_that_gives_up_is_told_with_the_cure_for_what_it_said(empty: Site, tmp_path: Path) -> None:
+    known = LogPattern(
+        "demo.context",
+        r"max seq len \((?P<wanted>\d+)\) is larger than the maximum number of tokens .* \((?P<held>\d+)\)",
+        "fail",
+        "one request of the planned length does not fit the KV cache",
+        "lower serving.context",
+    )
+    said = "The model's max seq len (131072) is larger than the maximum number of tokens stored in KV cache (27952)"
+    bundle = release_bundle(
+        tmp_path,
+        "v1",
+        fault="exit-at-start",
+        flags=("--last-words", said),
+        edit=lambda made: replace(made, launch=(replace(made.launch[0], log_patterns=(known,)),)),
+    )
+    done = empty.install(bundle)
+    assert done.code == 8, done
+    assert "does not fit the KV cache (wanted=131072, held=27952)" in done.err
+    assert "lower serving.context" in done.err and said in done.err
+    assert empty.engines() == []
 
 
 def test_a_first_release_that_does_not_answer_is_taken_down(empty: Site, bundles: dict[str, Path]) -> None:

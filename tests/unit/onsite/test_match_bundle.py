@@ -176,6 +176,17 @@ def test_ways_to_give_a_container_a_gpu(engine: object, fits: bool) -> None:
     assert ("match.docker.gpu" not in bad(check(plain, host(gpu=gpus(h100()), docker=engine)))) is fits
 
 
+def test_devices_that_a_reload_of_systemd_takes_away() -> None:
+    plain = manifest(GPU_PLAN, runtime="docker", images=(image(),))
+    systemd = docker(runtimes=("nvidia",), cgroup_driver="systemd")
+    warned = bad(check(plain, host(gpu=gpus(h100()), docker=systemd)))["match.docker.reload"]
+    assert warned.status == "warn" and "daemon-reload" in warned.summary
+    assert "--start" in warned.remedy and "cgroupfs" in warned.remedy
+    for engine in (docker(runtimes=("nvidia",)), docker(cdi=("nvidia.com/gpu=all",), cgroup_driver="systemd")):
+        assert bad(check(plain, host(gpu=gpus(h100()), docker=engine))) == {}
+    assert bad(check(DOCKER, host(docker=systemd))) == {}
+
+
 def test_image_needs_newer_cuda_than_the_driver(tmp_path: Path) -> None:
     engine = docker(runtimes=("nvidia",))
     old = gpu_host(tmp_path, driver="550.54.14", cuda=12040)
