@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -23,9 +24,17 @@ GPUS = {name: profile.gpu for name, profile in ALL.items() if profile.gpu}
 AVX512 = ("avx2", "bmi2", "f16c", "fma", "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 # The name, capability and MiB that drivers report for real cards.
 REPORTED = {
+    "v100-16": ("Tesla V100-PCIE-16GB", "7.0", 16384),
     "v100-32": ("Tesla V100-SXM2-32GB", "7.0", 32768),
     "t4": ("Tesla T4", "7.5", 15109),
     "a10": ("NVIDIA A10", "8.6", 22731),
+    "a30": ("NVIDIA A30", "8.0", 24576),
+    "a100-40-sxm": ("NVIDIA A100-SXM4-40GB", "8.0", 40960),
+    "a100-80-pcie": ("NVIDIA A100 80GB PCIe", "8.0", 81920),
+    "a6000": ("NVIDIA RTX A6000", "8.6", 49140),
+    "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "12.0", 97887),
+    "h100-pcie": ("NVIDIA H100 PCIe", "9.0", 81559),
+    "gb10": ("NVIDIA GB10", "12.1", 122548),
     "a100-40-pcie": ("NVIDIA A100-PCIE-40GB", "8.0", 40536),
     "a100-80-sxm": ("NVIDIA A100-SXM4-80GB", "8.0", 81920),
     "l4": ("NVIDIA L4", "8.9", 23034),
@@ -66,7 +75,7 @@ GPUS_FACTS = ("capability", "memory", "bandwidth", "l2", "link", "min_driver", "
 def test_gpu_profiles_are_plausible(profile_id: str) -> None:
     gpu: GpuProfile = GPUS[profile_id]
     assert all(re.compile(name) for name in gpu.names)
-    assert 3e11 <= gpu.bandwidth <= 1e13 and 4 * 2**20 <= gpu.l2 <= 2**28
+    assert 2.5e11 <= gpu.bandwidth <= 1e13 and 4 * 2**20 <= gpu.l2 <= 2**28
     assert re.fullmatch(r"\d+\.\d+(\.\d+)?", gpu.min_driver)
     assert gpu.link in ("none", "pcie", "nvlink") and gpu.count == 1
     major = float(gpu.capability)
@@ -79,6 +88,8 @@ def test_each_real_card_gets_its_own_profile(profile_id: str) -> None:
     name, capability, mib = REPORTED[profile_id]
     card = h100(name=name, capability=capability, memory_total=mib * 2**20)
     there = host(gpu=gpus(card, driver="580.95.05", kernel_driver="580.95.05", cuda="13.0"))
+    there = with_os(there, machine=ALL[profile_id].arch)
+    there = dataclasses.replace(there, memory=MemoryFacts(total=128_501_256_192, available=100 * GB))
     matched = profiles.match_fingerprint(there)
     assert matched[0][0].id == profile_id
     assert [check.status for check in matched[0][1] if check.status not in ("pass", "skip")] == []
