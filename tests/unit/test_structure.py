@@ -35,8 +35,8 @@ FORBIDDEN = tuple(
     for halves in (
         ("pypi", ".org"),
         ("python", "hosted.org"),
-        ("deb.", "debian.org"),
-        ("snapshot.", "debian.org"),
+        ("deb.deb", "ian.org"),
+        ("snapshot.deb", "ian.org"),
         ("npmjs", ".org"),
         ("/work", "/main"),
         ("/work", "/shared"),

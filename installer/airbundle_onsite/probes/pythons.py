@@ -15,7 +15,7 @@ from airbundle_onsite.system import Runner
 
 _NAME = re.compile(r"python3(\.\d+)?")
 _USUAL = ("/usr/bin", "/usr/local/bin", "/bin", "/opt/python/bin", "/opt/conda/bin")
-_FAMILIES = ("/opt/python*", "/opt/rh/*/root/usr", "~/.pyenv/versions/*", "~/.local/share/uv/python/*", "~/miniconda3")
+_FAMILIES = ("/opt/python*", "/opt/rh/*/root/usr", "~/.*env/versions/*", "~/.local/share/uv/python/*", "~/miniconda3")
 _MOST = 24  # interpreters asked; each costs about 20 ms of one core
 
 # One line: implementation, version, pointer size, whether venv imports. Runs on any Python 3.

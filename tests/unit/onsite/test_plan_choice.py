@@ -113,7 +113,7 @@ def pythons(*found: tuple[str, str, bool]) -> tuple[PythonFacts, ...]:
 def test_the_interpreter_chosen() -> None:
     there = host(
         pythons=pythons(
-            ("/home/u/.pyenv/versions/3.13.0/bin/python3", "3.13.0", True),
+            ("/home/u/pythons/3.13.0/bin/python3", "3.13.0", True),
             ("/usr/bin/python3", "3.9.18", True),
             ("/usr/local/bin/python3.11", "3.11.7", True),
             ("/usr/bin/python3.12", "3.12.1", False),
@@ -125,7 +125,7 @@ def test_the_interpreter_chosen() -> None:
         return found.path if found else None
 
     assert path("") == "/usr/local/bin/python3.11"  # the system's newest with venv
-    assert path(">=3.12") == "/home/u/.pyenv/versions/3.13.0/bin/python3"
+    assert path(">=3.12") == "/home/u/pythons/3.13.0/bin/python3"
     assert path("<3.10") == "/usr/bin/python3"
     assert path(">=3.14") is None
     assert path("", "cp310-abi3-manylinux_2_17_x86_64") == "/usr/local/bin/python3.11"
