@@ -124,7 +124,7 @@ def _reload(engine: DockerFacts) -> list[CheckResult]:
             summary="running containers may lose their GPUs when somebody runs `systemctl daemon-reload` here",
             expected="control groups by cgroupfs, or devices that systemd knows of",
             actual="control groups by systemd, devices by NVIDIA's runtime",
-            remedy="change units and packages before this installation, not after it; a service that lost its GPUs gets "
+            remedy="change units and packages before this installation, not after; a service that lost its GPUs gets "
             'them back by airbundlectl --stop, then --start; for good, set "exec-opts": '
             '["native.cgroupdriver=cgroupfs"] in /etc/docker/daemon.json and restart docker (toolkits from 1.18 on '
             "give devices by CDI of themselves, and are not concerned)",
