@@ -167,7 +167,7 @@ def read_safetensors(file: Path) -> Mapping[str, Any]:
             raise ValueError(f"{size} bytes, yet its header claims {length} bytes: cut short, or not safetensors")
         try:
             header = json.loads(handle.read(length))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError("its header is not JSON: damaged, or not safetensors") from error
     if not isinstance(header, dict):
         raise ValueError("its header is not a JSON object")

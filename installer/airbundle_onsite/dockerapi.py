@@ -8,6 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ MIN_API = (1, 40)
 """Docker 19.03: the first with device requests."""
 
 _LOAD_SILENCE = 3600  # seconds; unpacking a large layer on a slow disk says nothing for a long time
+_API_VERSION = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}")
+_STRANGER = "is it a container engine that answers at this socket? DOCKER_HOST names another"
 _FRAME_HEADER = 8  # bytes before each piece of a multiplexed log: stream, three zeros, big-endian length
 
 
@@ -101,13 +104,13 @@ class DockerClient:
         """
         if self._version is None:
             with self._open("GET", "/version", "reach the container engine") as response:
-                found = json.loads(response.read())
+                found = _object(_decode(response.read(), "reach the container engine"), "reach the container engine")
             api = str(found.get("ApiVersion", ""))
-            if _numbers(api) < MIN_API:
+            if not _API_VERSION.fullmatch(api) or _numbers(api) < MIN_API:
                 raise DockerError(
                     "use this container engine",
                     0,
-                    f"its API version is {api or 'unknown'}; {MIN_API[0]}.{MIN_API[1]} or later is needed",
+                    f"its API version is {api[:40] or 'unknown'}; {MIN_API[0]}.{MIN_API[1]} or later is needed",
                     remedy="install Docker 19.03 or later",
                 )
             self._version = found
@@ -115,18 +118,19 @@ class DockerClient:
 
     def components(self) -> dict[str, str]:
         """Version of each part of the engine by name: ``Engine``, ``containerd``, ``Podman Engine``, …"""
-        found = self.version().get("Components") or []
-        return {str(item.get("Name", "")): str(item.get("Version", "")) for item in found}
+        found = self.version().get("Components")
+        parts = [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+        return {str(item.get("Name", "")): str(item.get("Version", "")) for item in parts}
 
     def info(self) -> Mapping[str, Any]:
         """What ``/info`` says."""
-        found: Mapping[str, Any] = self.get_json("/info", operation="ask what the engine can do")
-        return found
+        operation = "ask what the engine can do"
+        return _object(self.get_json("/info", operation=operation), operation)
 
     def get_json(self, path: str, *, operation: str, query: Optional[Mapping[str, str]] = None) -> Any:
         """GET, decoded. Raises DockerError on any status of 400 or more."""
         with self._open("GET", self._versioned(path, query), operation) as response:
-            return _decode(response.read())
+            return _decode(response.read(), operation)
 
     def find_json(self, path: str, *, operation: str) -> Optional[Any]:
         """Like `get_json`, but None when the engine knows no such thing."""
@@ -150,7 +154,7 @@ class DockerClient:
         data = None if body is None else json.dumps(body).encode()
         headers = {} if data is None else {"Content-Type": "application/json"}
         with self._open("POST", self._versioned(path, query), operation, data, headers, timeout) as response:
-            return _decode(response.read())
+            return _decode(response.read(), operation)
 
     def delete(self, path: str, *, operation: str, query: Optional[Mapping[str, str]] = None) -> bool:
         """DELETE; False when there was no such thing."""
@@ -231,8 +235,8 @@ class DockerClient:
             connection.close()
             raise
         if response.status >= 400:
-            text = response.read().decode("utf-8", "replace").strip()
-            connection.close()
+            with _Answer(connection, response, operation):
+                text = response.read().decode("utf-8", "replace").strip()
             message = _message(text)
             raise DockerError(operation, response.status, message, remedy=_load_remedy(message))
         return _Answer(connection, response, operation)
@@ -298,22 +302,32 @@ def _load_remedy(message: str) -> str:
 
 
 def _event_error(event: Mapping[str, Any]) -> str:
-    detail = event.get("errorDetail") or {}
-    return str(detail.get("message") or event.get("error") or "no reason given")
+    detail = event.get("errorDetail")
+    message = detail.get("message") if isinstance(detail, dict) else detail
+    return str(message or event.get("error") or "no reason given")
 
 
 def _message(text: str) -> str:
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text or "no reason given"
     if isinstance(value, dict) and value.get("message"):
         return str(value["message"])
     return text
 
 
-def _decode(data: bytes) -> Any:
-    return json.loads(data) if data.strip() else None
+def _decode(data: bytes, operation: str) -> Any:
+    try:
+        return json.loads(data) if data.strip() else None
+    except (ValueError, RecursionError) as error:
+        raise DockerError(operation, 0, f"the answer is not JSON: {error}", remedy=_STRANGER) from error
+
+
+def _object(value: Any, operation: str) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise DockerError(operation, 0, "the answer is not a JSON object", remedy=_STRANGER)
+    return value
 
 
 def _json_lines(response: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
@@ -322,14 +336,14 @@ def _json_lines(response: Iterable[bytes]) -> Iterator[Mapping[str, Any]]:
             continue
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # plain text of an engine that does not report in JSON
         if isinstance(event, dict):
             yield event
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(int(part) for part in version.split("."))
 
 
 def demultiplex(data: bytes) -> bytes:

@@ -84,7 +84,7 @@ def load(data: bytes, name: str) -> dict[str, Any]:
     """Parse a document. Raises FetchError when it is not a JSON object."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FetchError(f"{name}: its manifest is not JSON", remedy="is this really a registry?") from error
     if not isinstance(value, dict):
         raise FetchError(f"{name}: its manifest is not a JSON object", remedy="is this really a registry?")
@@ -105,14 +105,13 @@ def is_index(media_type: str) -> bool:
 
 def is_attestation(entry: Mapping[str, Any]) -> bool:
     """Whether an index entry is a statement about an image, not an image."""
-    annotated = "vnd.docker.reference.type" in (entry.get("annotations") or {})
+    annotated = "vnd.docker.reference.type" in _object(entry.get("annotations"))
     return annotated or stated_platform(entry).startswith("unknown/")
 
 
 def stated_platform(entry: Mapping[str, Any]) -> str:
     """The platform that an index entry names; empty when it names none."""
-    stated = entry.get("platform") or {}
-    return _platform(stated.get("os", ""), stated.get("architecture", ""), stated.get("variant", ""))
+    return _platform(_object(entry.get("platform")))
 
 
 def choose_platform(index: Mapping[str, Any], platform: str, name: str) -> Descriptor:
@@ -122,7 +121,7 @@ def choose_platform(index: Mapping[str, Any], platform: str, name: str) -> Descr
         FetchError: naming the platforms that there are.
     """
     found: list[str] = []
-    for entry in index.get("manifests") or ():
+    for entry in map(_object, _array(index.get("manifests"))):
         if is_attestation(entry):
             continue
         text = stated_platform(entry)
@@ -148,14 +147,14 @@ def read_manifest(document: Mapping[str, Any], media_type: str, name: str) -> Ma
             remedy="pull it and push it again with a docker from this decade, then name that image",
         )
     if media_type not in (OCI_MANIFEST, DOCKER_MANIFEST):
-        raise FetchError(f"{name}: a document of type {media_type!r}, not an image", remedy="name an image")
+        raise FetchError(f"{name}: a document of type {media_type!r:.100}, not an image", remedy="name an image")
     try:
         config = read_descriptor(document["config"], name)
         layers = tuple(read_descriptor(layer, name) for layer in document["layers"])
     except (KeyError, TypeError) as error:
         raise FetchError(f"{name}: its manifest lacks {error}", remedy="push the image again") from error
     if config.media_type not in (OCI_CONFIG, DOCKER_CONFIG):
-        raise FetchError(f"{name}: holds {config.media_type!r}, not a container image", remedy="name an image")
+        raise FetchError(f"{name}: holds {config.media_type!r:.100}, not a container image", remedy="name an image")
     foreign = [layer for layer in layers if "foreign" in layer.media_type or "nondistributable" in layer.media_type]
     if foreign:
         raise FetchError(
@@ -176,25 +175,24 @@ def read_config(data: bytes, manifest: Manifest, platform: str, name: str) -> Co
         FetchError: another platform, or not as many layers.
     """
     document = load(data, name)
-    inner = document.get("config") or {}
-    own = _platform(document.get("os", ""), document.get("architecture", ""), document.get("variant", ""))
+    inner, own = _object(document.get("config")), _platform(document)
     if not same_platform(own, platform):
         raise FetchError(
             f"{name}: an image for {own or 'no platform'}, needed is {platform}", remedy="name another image"
         )
-    diff_ids = tuple(str(each) for each in (document.get("rootfs") or {}).get("diff_ids") or ())
+    diff_ids = tuple(map(str, _array(_object(document.get("rootfs")).get("diff_ids"))))
     if len(diff_ids) != len(manifest.layers):
         raise FetchError(
             f"{name}: {len(manifest.layers)} layers, its configuration tells of {len(diff_ids)}",
             remedy="the image is damaged: push it again",
         )
-    variables = dict(item.partition("=")[::2] for item in inner.get("Env") or ())
-    entrypoint = inner.get("Entrypoint") or ()
+    variables = dict(str(item).partition("=")[::2] for item in _array(inner.get("Env")))
+    entrypoint = inner.get("Entrypoint")
     return Config(
         platform=own,
         diff_ids=diff_ids,
         user=str(inner.get("User") or ""),
-        entrypoint=(entrypoint,) if isinstance(entrypoint, str) else tuple(entrypoint),
+        entrypoint=(entrypoint,) if isinstance(entrypoint, str) else tuple(map(str, _array(entrypoint))),
         require_cuda=variables.get("NVIDIA_REQUIRE_CUDA", ""),
     )
 
@@ -252,20 +250,31 @@ def _plain(descriptor: Descriptor) -> dict[str, Any]:
 
 def read_descriptor(entry: Mapping[str, Any], name: str) -> Descriptor:
     """Read a descriptor. Raises FetchError for a digest that is not SHA-256, or a size that is none."""
+    entry = _object(entry)
     digest, size = str(entry.get("digest")), entry.get("size")
     try:
         check_digest(digest)
     except ValueError as error:
         raise FetchError(f"{name}: {error}", remedy="only SHA-256 is supported: push the image again") from error
     if type(size) is not int or size < 0:
-        raise FetchError(f"{name}: {digest} claims {size!r} bytes", remedy="push the image again")
+        raise FetchError(f"{name}: {digest} claims {size!r:.40} bytes", remedy="push the image again")
     return Descriptor(str(entry.get("mediaType", "")), digest, size)
 
 
-def _platform(system: str, architecture: str, variant: str) -> str:
+def _platform(stated: Mapping[str, Any]) -> str:
+    system, architecture, variant = (str(stated.get(key) or "") for key in ("os", "architecture", "variant"))
     if not system and not architecture:
         return ""
     return "/".join(part for part in (system, architecture, variant) if part)
+
+
+def _object(value: Any) -> Mapping[str, Any]:
+    """What stands where an object should; an empty one for anything else, which then lacks what is needed."""
+    return value if isinstance(value, dict) else {}
+
+
+def _array(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def same_platform(found: str, wanted: str) -> bool:

@@ -65,6 +65,8 @@ def decode_json(cls: type[T], data: bytes, document: str) -> T:
     """Like `decode`, from bytes. Duplicate keys, NaN and invalid UTF-8 are problems too."""
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        if b"\\u" in data:  # an escape may name half of a character, which no file and no terminal can hold
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:
         raise ContractError(document, [f"not valid JSON: {error}"]) from error
     return decode(cls, value, document)

@@ -268,9 +268,11 @@ class Store:
         path = self.layout.bundle(name) / _SEEN
         seen = -1
         if path.is_file():
-            with contextlib.suppress(ValueError, AttributeError):  # damaged: what is installed still tells
+            with contextlib.suppress(
+                ValueError, AttributeError, RecursionError
+            ):  # damaged: what is installed still tells
                 value = json.loads(path.read_text("utf-8")).get("sequence")
-                seen = value if isinstance(value, int) else -1
+                seen = value if type(value) is int else -1
         return max([seen, *(each.sequence for each in self.versions(name))])
 
     def staging_directory(self, name: str, version: str) -> Path:
