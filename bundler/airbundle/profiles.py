@@ -97,6 +97,46 @@ def _count(checks: Sequence[CheckResult], status: str) -> int:
     return sum(check.status == status for check in checks)
 
 
+def explain(matches: Sequence[tuple[HardwareProfile, list[CheckResult]]], others: int = 3) -> list[str]:
+    """Why the first of `match_fingerprint`'s results comes first, what its data says, and what speaks against others.
+
+    Args:
+        matches: as `match_fingerprint` gives them.
+        others: how many of the rest are explained.
+    """
+    (best, checks), rest = matches[0], matches[1 : 1 + others]
+    failures, warnings = _count(checks, "fail"), _count(checks, "warn")
+    if failures:
+        reason = f"no profile fits this host; of all, this one fails least ({failures})"
+    elif best.gpu is None:
+        reason = "no profile with GPUs fits this host; of the others that fit, this one asks most"
+    else:
+        reason = f"nothing speaks against it ({warnings} warnings); of the profiles of which that is true it asks most"
+    lines = [f"why: {reason}"]
+    if best.gpu is not None:
+        lines.append(f"from its data: {_data(best.gpu)}")
+    lines += [f"note: {note}" for note in best.notes]
+    return lines + [f"not {profile.id}: {_against(profile, best, found)}" for profile, found in rest]
+
+
+def _data(gpu: GpuProfile) -> str:
+    types = ", ".join(gpu.dtypes)
+    return (
+        f"{gpu.bandwidth / 1e9:.0f} GB/s of memory bandwidth, {gpu.l2 / 2**20:.0f} MiB of L2, computes {types}, "
+        f"link {gpu.link}, driver {gpu.min_driver} or newer"
+    )
+
+
+def _against(profile: HardwareProfile, best: HardwareProfile, checks: Sequence[CheckResult]) -> str:
+    for status in ("fail", "warn"):
+        found = [check.summary for check in checks if check.status == status]
+        if found:
+            return f"{found[0]}{f' (and {len(found) - 1} more)' if len(found) > 1 else ''}"
+    if profile.gpu is None and best.gpu is not None:
+        return "it would leave the GPUs unused"
+    return "it fits too, and asks less"
+
+
 def from_fingerprint(fingerprint: Fingerprint) -> HardwareProfile:
     """The profile of one real host, which a bundle can be built for.
 

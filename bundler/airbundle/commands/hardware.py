@@ -8,12 +8,13 @@ import click
 
 from airbundle import profiles
 from airbundle.cache import Cache, default_root
-from airbundle.commands.app import App, read_file, with_app
+from airbundle.commands.app import App, end_with, read_file, with_app
 from airbundle.console import Console
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.record import decode_json
-from airbundle_onsite.errors import ContractError, UsageError
+from airbundle_onsite.errors import ContractError, ExitCode, UsageError
 from airbundle_onsite.render import checks_text, json_text
+from airbundle_onsite.summary import fingerprint_text
 
 
 @click.group("profiles", invoke_without_command=True)
@@ -41,19 +42,17 @@ def profiles_show(app: App, profile_id: str | None) -> None:
 @click.argument("fingerprint", type=click.Path(path_type=Path))
 @with_app
 def profiles_match(app: App, fingerprint: Path) -> None:
-    """Compare the site's FINGERPRINT with every profile, best first."""
+    """Compare the site's FINGERPRINT with every profile, and say which it is and why; code 3 when it is none."""
     try:
         facts = decode_json(Fingerprint, read_file(fingerprint), str(fingerprint))
     except ContractError as error:
-        remedy = "give the file that `bash install.sh --fingerprint FILE` wrote at the site"
+        remedy = "give the file that `sh probe.sh` or `bash install.sh --fingerprint FILE` wrote at the site"
         raise UsageError(f"{fingerprint} is no fingerprint", details=error.problems, remedy=remedy) from error
     matches = profiles.match_fingerprint(facts)
     best, checks = matches[0]
-    others = ", ".join(profile.id for profile, _ in matches[1:4])
-    app.result(
-        f"{best.id}: {best.title}\n{checks_text(checks)}\nnext: {others}",
-        [{"profile": profile.id, "checks": found} for profile, found in matches],
-    )
+    lines = [fingerprint_text(facts), "", f"{best.id}: {best.title}", checks_text(checks), *profiles.explain(matches)]
+    app.result("\n".join(lines), [{"profile": profile.id, "checks": found} for profile, found in matches])
+    end_with(checks, ExitCode.PREFLIGHT)
 
 
 COMMANDS = (profiles_group,)

@@ -68,7 +68,9 @@ def test_it_holds_what_it_imports_and_little_else() -> None:
     """Every module in it is loaded, and nothing that it lacks is asked for."""
     names = set(zipfile.ZipFile(io.BytesIO(kit.probe_pyz())).namelist())
     modules = {name[:-3].replace("/", ".").removesuffix(".__init__") for name in names if name.endswith(".py")}
-    code = "import sys, json, airbundle_onsite.probe, airbundle_onsite._vendor.pynvml; json.dump([*sys.modules], sys.stdout)"
+    code = (
+        "import sys, json, airbundle_onsite.probe, airbundle_onsite._vendor.pynvml; print(json.dumps([*sys.modules]))"
+    )
     root = Path(kit.__file__).parents[2] / "installer"
     words = [sys.executable, "-S", "-c", code]
     done = subprocess.run(words, capture_output=True, text=True, env={"PYTHONPATH": str(root)}, timeout=60)
