@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Optional
 
-from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu, GpuLink
+from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu, GpuLink, idle
 from airbundle_onsite.render import human_bytes
-
-_IDLE_STATE = 5  # performance states from here on mean that the GPU rests
 
 
 def fingerprint_text(taken: Fingerprint) -> str:
@@ -100,14 +98,6 @@ def pcie_text(gpu: Gpu) -> str:
         return f"PCIe {generation} {width}"
     why = "lowered while idle" if idle(gpu) else "measure it under load"
     return f"PCIe {generation} now, {most} at most ({why}) {width}"
-
-
-def idle(gpu: Gpu) -> bool:
-    """Whether the GPU rests, so that its clocks and its PCIe generation are lowered."""
-    if gpu.performance_state is not None and gpu.performance_state >= _IDLE_STATE:
-        return True
-    # Some models stay in the fastest state while they rest, and only lower the clock.
-    return gpu.clock_sm is not None and gpu.clock_sm_max is not None and gpu.clock_sm < gpu.clock_sm_max / 2
 
 
 def link_text(link: GpuLink) -> str:

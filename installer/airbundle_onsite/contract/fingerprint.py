@@ -12,6 +12,7 @@ from typing import Any, Literal, Optional
 from airbundle_onsite.contract.record import record
 
 FINGERPRINT_VERSION = 1
+_IDLE_STATE = 5  # performance states from here on mean that the GPU rests
 
 
 @record
@@ -176,6 +177,16 @@ class Gpu:
     bar1: Optional[int] = None
     processes: Optional[int] = None
     unread: Mapping[str, str] = field(default_factory=dict)
+
+
+def idle(gpu: Gpu) -> Optional[bool]:
+    """Whether the GPU rests, so that its clocks and its PCIe generation are lowered; None when that is not known."""
+    if gpu.performance_state is not None and gpu.performance_state >= _IDLE_STATE:
+        return True
+    # Some models stay in the fastest state while they rest, and only lower the clock.
+    if gpu.clock_sm is None or gpu.clock_sm_max is None:
+        return None
+    return gpu.clock_sm < gpu.clock_sm_max / 2
 
 
 @record

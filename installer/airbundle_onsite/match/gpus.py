@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from airbundle_onsite.capacity import size_text
 from airbundle_onsite.contract.checks import CheckResult
-from airbundle_onsite.contract.fingerprint import Gpu, GpuFacts, GpuLink
+from airbundle_onsite.contract.fingerprint import Gpu, GpuFacts, GpuLink, idle
 from airbundle_onsite.contract.profile import GpuProfile
 from airbundle_onsite.match.driver import match_driver, match_state
 from airbundle_onsite.versions import compare
@@ -99,7 +99,7 @@ def _device(profile: GpuProfile, gpu: Gpu) -> list[CheckResult]:
                 remedy=f"nvidia-smi -i {gpu.index} -c DEFAULT",
             )
         )
-    # The generation drops while a GPU idles, so only the width tells of a bad slot or riser.
+    checks.extend(_generation(gpu))
     if gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max:
         checks.append(
             CheckResult(
@@ -112,6 +112,26 @@ def _device(profile: GpuProfile, gpu: Gpu) -> list[CheckResult]:
             )
         )
     return checks
+
+
+def _generation(gpu: Gpu) -> list[CheckResult]:
+    """The generation drops while a GPU idles, so it tells of a bad slot or riser only when the GPU works."""
+    now, most = gpu.pcie_generation, gpu.pcie_generation_max
+    if now is None or most is None or now >= most:
+        return []
+    if idle(gpu) is not False:
+        summary = f"GPU {gpu.index} has PCIe generation {now} of {most} while it rests; measure it under load"
+        return [CheckResult(id="match.gpu.pcie-generation", status="skip", summary=summary)]
+    return [
+        CheckResult(
+            id="match.gpu.pcie-generation",
+            status="warn",
+            summary=f"GPU {gpu.index} works, and its PCIe link has generation {now} of {most}",
+            expected=f"generation {most}",
+            actual=f"generation {now}",
+            remedy="loading a model takes longer; reseat the card or riser, and see the slot's link speed in the BIOS",
+        )
+    ]
 
 
 def _name(profile: GpuProfile, gpu: Gpu) -> CheckResult:

@@ -218,5 +218,17 @@ def test_a_device_that_cannot_compute() -> None:
     assert of(narrow, "warn") == ["match.gpu.pcie"]
 
 
+def test_a_pcie_generation_that_is_low_counts_only_under_load() -> None:
+    low = {"pcie_generation": 1, "pcie_generation_max": 5, "pcie_width": 16, "pcie_width_max": 16}
+    busy = {**low, "performance_state": 0, "clock_sm": 1900, "clock_sm_max": 1980}
+    check = "match.gpu.pcie-generation"
+    (warned,) = by_id(against(H100, gpus(h100(**busy))))[check]
+    assert warned.status == "warn" and "generation 1 of 5" in warned.summary and complete(warned)
+    for rests in ({"performance_state": 8}, {"performance_state": 0, "clock_sm": 345, "clock_sm_max": 1980}, {}):
+        (told,) = by_id(against(H100, gpus(h100(**{**low, **rests}))))[check]
+        assert told.status == "skip" and "under load" in told.summary
+    assert check not in by_id(against(H100, gpus(h100(**{**busy, "pcie_generation": 5}))))
+
+
 def test_a_cpu_profile_does_not_look_at_gpus() -> None:
     assert not any(check.id.startswith("match.gpu") for check in match_profile(CPU_PROFILE, host(gpu=gpus(h100()))))

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu, GpuFacts, GpuLink
+from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu, GpuFacts, GpuLink, idle
 from airbundle_onsite.contract.record import decode_json
-from airbundle_onsite.summary import fingerprint_text, gpu_text, idle, link_text, more_as_root, pcie_text
+from airbundle_onsite.summary import fingerprint_text, gpu_text, link_text, more_as_root, pcie_text
 from unit.onsite.hosts import docker, gpus, h100, host, with_os
 from unit.onsite.stub_nvml import RECORDED
 
