@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,8 +28,9 @@ from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.smoke import run_smoke, wait_ready
 from airbundle_onsite.system import Silent, SystemClock
 from parts import docker, need
+from parts.disks import Disks
 from parts.docker import DockerEngine
-from parts.images import ImageArchive
+from parts.images import ImageArchive, small_image
 from parts.process import Daemon, free_port, wait_until
 from parts.wheels import make_wheel
 
@@ -122,6 +125,25 @@ def test_an_engine_that_cannot_read_a_layer_says_so(runtime: DockerRuntime, base
     )
     with pytest.raises(DockerError, match="could not load the images"):
         runtime.load_images(made, samples.image_blobs(base_archive))
+
+
+@pytest.mark.real("ext4")
+def test_a_disk_that_fills_while_images_are_loaded_is_said_and_given_back(tmp_path: Path) -> None:
+    """An image that fits by itself, but not beside the copy that the engine unpacks it from."""
+    content = random.Random(7).randbytes(70 << 20)
+    archive = small_image(tmp_path, "large", {"weights": content})
+    entry = samples.image_entry(archive)
+    made = samples.manifest(samples.plan("docker", image=entry.name), images=[entry])
+    with Disks() as disks, docker.running(disks.ext4(110) / "data") as engine:
+        runtime = DockerRuntime(samples.environment(tmp_path / "root", engine.host))
+        before = shutil.disk_usage(engine.data_root).free
+        assert before > len(content)
+        with pytest.raises(DockerError, match="could not load the images") as caught:
+            runtime.load_images(made, samples.image_blobs(archive))
+        assert "no space left on device" in str(caught.value)
+        assert "free space where the engine keeps its images" in caught.value.remedy
+        assert engine.run("images", "-aq").stdout == ""
+        wait_until(lambda: shutil.disk_usage(engine.data_root).free > before - (8 << 20), 20, "the room")
 
 
 def test_the_fake_engine_answers_and_is_confined(

@@ -48,13 +48,17 @@ class DockerEngine:
 
 
 @contextmanager
-def running() -> Iterator[DockerEngine]:
-    """A fresh engine; on leaving it is ended, unmounted and removed."""
+def running(data_root: Path | None = None) -> Iterator[DockerEngine]:
+    """A fresh engine; on leaving it is ended, unmounted and removed.
+
+    Args:
+        data_root: where it keeps images and containers, e.g. on a small disk; by default a directory of its own.
+    """
     need.need("docker")
     # A short path of its own: the name of a unix socket has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="ab-docker-"))
     name = f"ab{secrets.token_hex(3)}"
-    engine = DockerEngine(directory / "docker.sock", directory / "data", directory / "dockerd.log")
+    engine = DockerEngine(directory / "docker.sock", data_root or directory / "data", directory / "dockerd.log")
     # 198.18.0.0/15 is set apart for tests of networks, so no real network of this machine is hidden.
     third = secrets.randbelow(250)
     argv = [
@@ -78,6 +82,7 @@ def running() -> Iterator[DockerEngine]:
         daemon.stop(30)
         _ip("link", "delete", name)
         _forget_rules(name)
+        unmount_below(engine.data_root)
         unmount_below(directory)
         shutil.rmtree(directory, ignore_errors=True)
 

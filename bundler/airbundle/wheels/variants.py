@@ -14,9 +14,10 @@ from airbundle.prove.wheel import read_wheel
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.errors import FetchError
 
-_VARIANT = re.compile(r"(?:^|\.)(cu|rocm|cpu|xpu)(\d[\d.]*)?(?=\.|$)")
+# A number may be followed by more, as in 2.8.3+cu12torch2.7cxx11abitrue; a word without one stands alone.
+_VARIANT = re.compile(r"(?:^|\.)(?:(cu|rocm|hip|xpu)(\d[\d.]*)|(cpu|cu|rocm|hip|xpu)(?=\.|$))")
 _GLIBC = re.compile(r"GLIBC_(\d+\.\d+)(?:\.\d+)?")
-_KINDS = {"cu": "CUDA", "rocm": "ROCm", "cpu": "the CPU", "xpu": "Intel GPUs"}
+_KINDS = {"cu": "CUDA", "rocm": "ROCm", "hip": "ROCm", "cpu": "the CPU", "xpu": "Intel GPUs"}
 _BIND = (
     "pin the full version (as torch==2.11.0+cu130) in wheels.requirements and bind the package to the index that has "
     "it, in [[wheels.indexes]]"
@@ -34,7 +35,9 @@ def check_variants(wheels: Iterable[LockedWheel], profile: HardwareProfile) -> N
     wrong = [f"{wheel.name} {wheel.version} is built for {_KINDS[kind]}" for wheel, kind, _ in found if kind != wanted]
     if wrong:
         raise FetchError(f"{wrong[0]}; profile {profile.id} is for {_KINDS[wanted]}", details=wrong[1:8], remedy=_BIND)
-    if len({number for _, _, number in found}) > 1:
+    numbers = {number for _, _, number in found}
+    longest = max(numbers, key=len, default="")
+    if not all(longest.startswith(number) for number in numbers):  # cu12 goes with cu128, and cu129 does not
         raise FetchError(
             f"wheels for different versions of {_KINDS[wanted]} would be installed together",
             details=[f"{wheel.name} {wheel.version}" for wheel, _, _ in found],
@@ -46,7 +49,7 @@ def _variant(version: str) -> Iterator[tuple[str, str]]:
     local = Version(version).local
     found = _VARIANT.search(local) if local else None
     if found:
-        yield found[1], (found[2] or "").rstrip(".")
+        yield found[1] or found[3], (found[2] or "").replace(".", "")
 
 
 def check_glibc(wheels: Iterable[LockedWheel], glibc: str, fetch: Callable[[LockedFile], Path], scratch: Path) -> None:

@@ -29,6 +29,8 @@ def wheel(name: str, version: str, file: str = "x-1-py3-none-any.whl") -> Locked
         (H200, "2.11.0"),
         (H200, "1.0+local.1"),
         (H200, "2.0+pt211.cu130"),
+        (H200, "2.8.3+cu12torch2.7cxx11abitrue"),
+        (H200, "1.0+custom"),
         (CPU, "2.11.0+cpu"),
         (CPU, "2.0"),
     ],
@@ -44,7 +46,9 @@ def test_what_fits_passes(profile: HardwareProfile, version: str) -> None:
         (H200, "2.0+rocm6.4", "built for ROCm"),
         (H200, "2.0+cpu", "built for the CPU; profile h200 is for CUDA"),
         (H200, "2.0+xpu", "built for Intel GPUs"),
+        (H200, "2.0+hip6.3", "built for ROCm"),
         (CPU, "2.0+cu121", "built for CUDA; profile cpu is for the CPU"),
+        (CPU, "2.8.3+cu12torch2.7cxx11abitrue", "built for CUDA"),
     ],
 )
 def test_the_wrong_variant_of_the_right_version(profile: HardwareProfile, version: str, said: str) -> None:
@@ -58,6 +62,13 @@ def test_two_toolkits_side_by_side_are_refused() -> None:
     with pytest.raises(FetchError, match="different versions of CUDA") as caught:
         check_variants([wheel("torch", "2.0+cu130"), wheel("torchvision", "0.9+cu128")], H200)
     assert caught.value.details == ("torch 2.0+cu130", "torchvision 0.9+cu128")
+
+
+@pytest.mark.parametrize("others", [("2.0+cu13",), ("2.0+cu13.0",), ("2.0+cu13torch2.11", "1.0")])
+def test_a_toolkit_named_less_exactly_is_the_same_one(others: tuple[str, ...]) -> None:
+    check_variants([wheel("torch", "2.0+cu130"), *(wheel("other", version) for version in others)], H200)
+    with pytest.raises(FetchError, match="different versions of CUDA"):
+        check_variants([wheel("torch", "2.0+cu128"), *(wheel("other", version) for version in others)], H200)
 
 
 @pytest.mark.parametrize(
