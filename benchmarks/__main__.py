@@ -131,6 +131,16 @@ def model_rows(bench: Bench, size: int) -> None:
     shutil.rmtree(bundle)
 
 
+def fingerprint_row(bench: Bench) -> None:
+    """The probe that is carried to a site, from the shell script to the written file."""
+    kit = bench.work / "kit"
+    bench.airbundle("kit", "-o", kit, "--quiet")
+    taken = bench.best(
+        lambda: measure(["sh", kit / "probe.sh"], watch=bench.work, env={"AIRBUNDLE_PYTHON": sys.executable})
+    )
+    bench.add(Row("the kit's probe.sh: a whole fingerprint", taken.seconds, taken.seconds, "1 s", "≤ 1", taken.memory))
+
+
 def _fresh_install(bench: Bench, bundle: Path, root: Path) -> Run:
     shutil.rmtree(root, ignore_errors=True)
     return _install(bench, bundle, root)
@@ -271,6 +281,7 @@ def main() -> int:
     work.mkdir(parents=True)
     bench = Bench(work)
     try:
+        fingerprint_row(bench)
         model_rows(bench, int(options.model_gib * GIB))
         if not options.no_image:
             image_rows(bench, int(options.image_gib * GIB))

@@ -72,9 +72,9 @@ def here() -> tuple[Fingerprint, float]:
         "temp": Path("/tmp"),
         "docker": Path("/var/lib/docker"),
     }
-    begun = time.perf_counter()
+    begun = sum(os.times()[:4])
     taken = probes.take(paths, runner=SystemRunner(), clock=SystemClock(), environ=os.environ)
-    return taken, time.perf_counter() - begun
+    return taken, sum(os.times()[:4]) - begun
 
 
 def test_this_machine_is_plausible(here: tuple[Fingerprint, float]) -> None:
@@ -97,7 +97,8 @@ def test_this_interpreters_base_is_found(here: tuple[Fingerprint, float]) -> Non
     assert base in {os.path.realpath(python.path) for python in here[0].pythons}
 
 
-def test_it_is_quick(here: tuple[Fingerprint, float]) -> None:
+def test_it_costs_little(here: tuple[Fingerprint, float]) -> None:
+    """Seconds of CPU, of this process and of the interpreters it asked: the wall's depend on who else is at work."""
     taken, seconds = here
     if taken.gpu.state == "no-driver":
         assert seconds < 1.0, f"{seconds:.2f} s"
