@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
 import hashlib
+import io
+import json
 import os
-from collections.abc import Iterator, Mapping
+import tarfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +22,13 @@ from airbundle.delta.thin import Difference
 from airbundle_onsite.contract.manifest import BundleManifest, Rollback
 from airbundle_onsite.system import Silent
 from airbundle_onsite.verify.bundle import trust
-from parts import sites, tuned
+from parts import journeys, sites, tuned, wheels
 from parts.bundles import snapshot
+from parts.docker import DockerEngine
+from parts.images import Config, ImageArchive, write_archive
+from parts.journeys import airbundle
+from parts.process import free_port
+from parts.registry import Registry
 from parts.sites import Site, release_bundle
 
 pytestmark = pytest.mark.timeout(300)
@@ -204,3 +215,144 @@ def test_a_way_back_after_the_old_release_was_pruned(site: Site, full: Mapping[s
     assert replayed.code == 6
     assert "leads back from v2, sequence 2; sequence 3 was installed here since" in replayed.err
     assert answers(site, "v3")
+
+
+# --- from the command line --------------------------------------------------------------------------------
+SPEC = """
+[bundle]
+name = "tiny"
+version = "{version}"
+[target]
+profile = "cpu-x86_64"
+[model]
+source = "local:{model}"
+served_name = "demo"
+[engine]
+name = "llama.cpp"
+[runtime]
+kind = "venv"
+[wheels]
+requirements = ["xllamacpp"]
+index = "{index}"
+"""
+
+
+@pytest.fixture
+def office(tmp_path: Path, wheel_index: wheels.WheelIndex) -> Callable[..., dict[str, Any]]:
+    """``office(version, model, *words)``: `airbundle build --json` of a GGUF model, with a stand-in for the engine."""
+    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
+    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
+
+    def run(version: str, model: bytes, *words: str | Path, folder: str = "dist") -> dict[str, Any]:
+        source = tmp_path / f"model-{version}"
+        source.mkdir(exist_ok=True)
+        (source / "model.gguf").write_bytes(model)
+        spec = tmp_path / f"{version}.toml"
+        spec.write_text(SPEC.format(version=version, model=source, index=wheel_index.url))
+        argv = ("build", spec, "-o", tmp_path / folder, "--json", "--cache", tmp_path / "cache", *words)
+        found: dict[str, Any] = (
+            airbundle(*argv, env={"SOURCE_DATE_EPOCH": str(1_700_000_000 + int(version[1:]))}).check().json
+        )
+        return found
+
+    return run
+
+
+def test_build_diff_and_the_way_back_by_command(office: Callable[..., dict[str, Any]], tmp_path: Path) -> None:
+    first, second = tuned.gguf(tuned.tensors(40)), tuned.gguf(tuned.tensors(40, changed={7, 30}))
+    old = Path(office("v1", first)["bundle"])
+    new = Path(office("v2", second)["bundle"])
+    made = office("v2", second, "--base", old, folder="thin")
+    thin_bundle = Path(made["bundle"])
+    assert made["manifest"]["payload"]["size"] < 0.1 * manifest_of(new).payload.size
+    again = Path(office("v2", second, "--base", old, folder="again")["bundle"])
+    assert snapshot_of(again) == snapshot_of(thin_bundle)
+    airbundle("verify", thin_bundle).check()
+    shown = airbundle("inspect", thin_bundle).check().out
+    assert "builds on tiny v1, which the site must have: takes from 1 file(s)" in shown
+
+    cache = ("--cache", tmp_path / "cache")
+    found = airbundle("diff", old, new, "--json", *cache).check().json
+    (model,) = [file for file in found["files"] if file["path"] == "models/demo/model.gguf"]
+    assert model["changed"] == ["layer.007.weight", "layer.030.weight"]
+    assert model["tensors"] == 40
+    assert 2 * tuned.TENSOR <= model["new_bytes"] < 2 * tuned.TENSOR + 10_000
+    assert "of 40 tensors 2 changed" in airbundle("diff", old, thin_bundle, *cache).check().out
+    assert "nothing differs" in airbundle("diff", old, old, *cache).check().out
+
+    words = ("-o", tmp_path / "back", "--json", *cache)
+    ways = [
+        airbundle("build", "--rollback-to", to, "--from", new, "--force", *words, env={"SOURCE_DATE_EPOCH": ""}).check()
+        for to in (old, tmp_path / "v1.lock.json")
+    ]
+    for said in ways:
+        back = said.json["manifest"]
+        assert (back["version"], back["rollback"]["version"]) == ("v1", "v2")
+        assert back["payload"]["size"] < 0.1 * manifest_of(old).payload.size
+    refused = airbundle("build", "--rollback-to", new, "--from", old, *words).check(2)
+    assert "that is no way back" in refused.err
+    assert "belong together" in airbundle("build", "--rollback-to", old, *words).check(2).err
+    spoilt = tmp_path / "inventory.json"
+    spoilt.write_text("{}")
+    assert "is no inventory" in airbundle("build", tmp_path / "v2.toml", "--base", spoilt, *words).check(2).err
+
+
+def snapshot_of(bundle: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in bundle.iterdir()}
+
+
+# --- image layers -----------------------------------------------------------------------------------------
+def layered(folder: Path, name: str, base: ImageArchive, files: Mapping[str, bytes]) -> ImageArchive:
+    """An image of another one's layers and one more."""
+    top = io.BytesIO()
+    with tarfile.open(fileobj=top, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for path, data in files.items():
+            entry = tarfile.TarInfo(path)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+    top.seek(0)
+    with contextlib.ExitStack() as stack:
+        archive = stack.enter_context(tarfile.open(base.path))
+        (document,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+        below = [gzip.GzipFile(fileobj=archive.extractfile(path)) for path in document["Layers"]]
+        config = json.load(archive.extractfile(document["Config"]))["config"]  # type: ignore[arg-type]
+        path = folder / f"{name}.tar"
+        started = Config(tuple(config["Entrypoint"] or ()), tuple(config["Cmd"] or ()), tuple(config["Env"]))
+        facts = write_archive(path, f"airbundle-test/{name}:1", [*below, top], started)  # type: ignore[list-item]
+    return ImageArchive(path, f"airbundle-test/{name}:1", facts["manifest"], facts["config"])
+
+
+@pytest.mark.real("docker", "registry", "images")
+@pytest.mark.timeout(900)
+def test_layers_that_the_engine_has_do_not_travel(
+    docker_engine: DockerEngine, registry: Registry, llama_archive: ImageArchive, llama_image: str, tmp_path: Path
+) -> None:
+    env = {"DOCKER_HOST": docker_engine.host}
+    made = journeys.Office(tmp_path, env)
+    site = journeys.Site(tmp_path / "site", free_port(), env)
+    newer = layered(tmp_path, "llama-next", llama_archive, {"etc/airbundle-test": b"next"})
+    pushed = registry.push(newer, newer.reference)
+    name = "image.name=airbundle/llama.cpp:test"
+    first = made.build("smollm2-docker.toml", "d1", f"image.source=registry:{llama_image}", name)
+    words = ("smollm2-docker.toml", "d2", f"image.source=registry:{pushed}", name)
+    second = made.build(*words, words=("--base", first))
+    thin_size, full_size = manifest_of(second).payload.size, manifest_of(first).payload.size
+    assert thin_size < 0.01 * full_size, (thin_size, full_size)
+    assert len(manifest_of(second).absent_layers) == len(manifest_of(first).images[0].layers)
+
+    refused = site.install(second, "--yes").check(3)
+    assert "which the container engine lacks" in refused.err
+    assert "builds on" in refused.err
+    assert not (site.root / "releases").exists()
+    try:
+        site.install(first, "--yes").check()
+        site.install(second, "--yes").check()
+        assert "Paris" in site.ask()
+        assert site.version() == "d2"
+        layers = docker_engine.run(
+            "image", "inspect", "--format", "{{json .RootFS.Layers}}", "airbundle/llama.cpp:test"
+        )
+        assert json.loads(layers.stdout) == [layer.diff_id for layer in manifest_of(second).images[0].layers]
+    finally:
+        if (site.root / "bin").exists():
+            site.control("--uninstall", "--yes").check()

@@ -65,13 +65,13 @@ class Office:
     directory: Path
     env: Mapping[str, str] = field(default_factory=dict)
 
-    def build(self, manifest: str, version: str, *overrides: str) -> Path:
-        """Build one of manifests/ under a version; returns the bundle's directory."""
-        words: list[str | Path] = ["build", MANIFESTS / manifest, "--output", self.directory, "--json"]
-        words += ["--lock", self.directory / f"{manifest}.{version}.lock.json", "--cache", store.root() / "airbundle"]
+    def build(self, manifest: str, version: str, *overrides: str, words: Sequence[str | Path] = ()) -> Path:
+        """Build one of manifests/ under a version, with further words; returns the bundle's directory."""
+        argv: list[str | Path] = ["build", MANIFESTS / manifest, "--output", self.directory, "--json", *words]
+        argv += ["--lock", self.directory / f"{manifest}.{version}.lock.json", "--cache", store.root() / "airbundle"]
         for override in (f"bundle.version={version}", *overrides):
-            words += ["--set", override]
-        return Path(airbundle(*words, env=self.env).check().json["bundle"])
+            argv += ["--set", override]
+        return Path(airbundle(*argv, env=self.env).check().json["bundle"])
 
 
 @dataclass(frozen=True)
