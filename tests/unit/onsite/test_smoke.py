@@ -220,6 +220,23 @@ def test_the_engine_s_own_message_leads_to_the_cure() -> None:
     assert "chat_template.jinja" in check.remedy
 
 
+@pytest.mark.parametrize(
+    "said",
+    ["CUDA error: unknown error", "no CUDA-capable device is detected", "Failed to initialize NVML: Unknown Error"],
+)
+def test_an_engine_that_loses_its_gpu_after_it_was_proven_is_named_and_comes_back_with_a_new_start(said: str) -> None:
+    """As after `systemctl daemon-reload`: the process and its health stay, every generation fails until a restart."""
+    good = Reply(200, '{"choices": [{"message": {"content": "Paris"}}]}')
+    lost = Reply(500, json.dumps({"error": {"message": said}}))
+    requests = Scripted(good, lost, good)
+    found = [
+        run_smoke(samples.manifest(PLAN), PLAN, instance(), samples.FakeClock(), Silent(), requests)[0]
+        for _moment in ("proven", "after the reload", "after --stop and --start")
+    ]
+    assert [check.status for check in found] == ["pass", "fail", "pass"]
+    assert said in found[1].actual and "--stop, then --start" in found[1].remedy
+
+
 def test_the_served_name_is_filled_in_and_every_answer_must_pass() -> None:
     good = '{"choices": [{"message": {"content": "Paris, of course"}}]}'
     requests = Scripted(Reply(200, good), Reply(200, good.replace("Paris", "Rome")), Reply(200, good))
