@@ -12,6 +12,7 @@ from airbundle_onsite.contract.manifest import check_name, check_version
 from airbundle_onsite.contract.record import record
 
 ExtraRole = Literal["draft", "adapter", "projector", "vocabulary"]
+DowngradePolicy = Literal["warn", "fail"]
 
 
 _PACKAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+:=~^_-]*")
@@ -261,7 +262,12 @@ class RuntimeTable:
 
 @record
 class ServingTable:
-    """``[serving]``: context in tokens per request, concurrent requests, wanted time to first token, port."""
+    """``[serving]``: context in tokens per request, concurrent requests, wanted time to first token, port.
+
+    Attributes:
+        downgrade: what an engine's log is judged by when it runs weaker than planned, without saying so to anyone:
+            ``warn`` or ``fail``. What cannot serve at all fails in any case.
+    """
 
     context: int = 4096
     concurrency: int = 4
@@ -269,6 +275,7 @@ class ServingTable:
     workload: str = "chat"
     host: str = "127.0.0.1"
     port: int = 8000
+    downgrade: DowngradePolicy = "warn"
 
 
 @record

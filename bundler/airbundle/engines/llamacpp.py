@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -79,7 +80,7 @@ class LlamaCpp:
                 port=lock.spec.serving.port,
                 needs=_needs(lock, memory, gpus),
                 readiness=Readiness(load_seconds=120 + 2 * memory.weights // _LOAD_RATE),
-                log_patterns=(*_PATTERNS, *(_WHEEL_PATTERNS if lock.wheels else ()), *(_GPU_PATTERNS if gpus else ())),
+                log_patterns=_log_patterns(lock, gpus),
                 knobs=_KNOBS,
                 flags=tuple(flag for flag in flags if flag.reason),
             ),
@@ -299,6 +300,12 @@ def _launcher() -> bytes:
     return (data_dir("templates") / "engines" / LAUNCHER).read_bytes()
 
 
+def _log_patterns(lock: BundleLock, gpus: int) -> tuple[LogPattern, ...]:
+    patterns = (*_PATTERNS, *(_WHEEL_PATTERNS if lock.wheels else ()), *(_GPU_PATTERNS if gpus else ()))
+    policy = lock.spec.serving.downgrade
+    return tuple(dataclasses.replace(each, level=policy) if each.id in _SILENT else each for each in patterns)
+
+
 _PATTERNS = (
     LogPattern(
         "llama.slots",
@@ -342,6 +349,9 @@ _PATTERNS = (
         "lower serving.context or serving.concurrency, or free memory on this host",
     ),
 )
+
+_SILENT = ("llama.context-capped", "llama.context-overflow")
+"""Patterns of a downgrade that the spec's policy judges; those above and below that fail do so under any."""
 
 _WHEEL_PATTERNS = (
     LogPattern(

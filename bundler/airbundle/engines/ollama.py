@@ -71,7 +71,7 @@ class Ollama:
                 port=lock.spec.serving.port,
                 needs=_needs(lock, memory.total, gpus),
                 readiness=Readiness(facts.health, load_seconds=300 + memory.weights // _LOAD_RATE, request_seconds=120),
-                log_patterns=facts.log_patterns(self.version(lock)),
+                log_patterns=facts.log_patterns(self.version(lock), policy=lock.spec.serving.downgrade),
                 flags=tuple(flag for flag in flags if flag.reason),
             ),
         )

@@ -11,9 +11,10 @@ from typing import Any
 
 from airbundle.choose import EnginePlan, Request, plan_engine
 from airbundle.contract.lock import BundleLock, LockedModel
+from airbundle.contract.spec import DowngradePolicy
 from airbundle.engines.facts import EngineFacts, engine_facts
 from airbundle.engines.lazy import plan_environment
-from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, PlanNeeds, Readiness
+from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
@@ -239,10 +240,16 @@ def _launch(
             load_seconds=_COMPILE + model_size(model) // _LOAD_RATE,
             request_seconds=120,
         ),
-        log_patterns=(*facts.log_patterns(plan.version), *plan.expectations),
+        log_patterns=_log_patterns(facts, plan, lock.spec.serving.downgrade),
         knobs=tuple(knob for knob in knobs if knob.flag in argv),
         flags=_reasons(variant, argv, env),
     )
+
+
+def _log_patterns(facts: EngineFacts, plan: EnginePlan, policy: DowngradePolicy) -> tuple[LogPattern, ...]:
+    """An expectation that is not met is a silent downgrade by its nature."""
+    expected = (dataclasses.replace(each, level="fail") if policy == "fail" else each for each in plan.expectations)
+    return (*facts.log_patterns(plan.version, policy=policy), *expected)
 
 
 def needs_of(lock: BundleLock, facts: EngineFacts, plan: EnginePlan) -> PlanNeeds:

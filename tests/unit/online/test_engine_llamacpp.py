@@ -270,5 +270,18 @@ def test_log_patterns_meet_the_engine_s_own_lines_and_no_others() -> None:
         assert [each.id for each in patterns.values() if re.search(each.regex, line)] == [name]
 
 
+def test_a_silent_downgrade_is_judged_by_the_spec() -> None:
+    made = lock("docker", (), profile="h200-sxm")
+    serving = dataclasses.replace(made.spec.serving, downgrade="fail")
+    strict = dataclasses.replace(made, spec=dataclasses.replace(made.spec, serving=serving))
+    before, after = ({each.id: each.level for each in plan(one).log_patterns} for one in (made, strict))
+    assert {name for name in before if before[name] != after[name]} == {
+        "llama.context-capped",
+        "llama.context-overflow",
+    }
+    assert before["llama.context-capped"] == "warn"
+    assert before["llama.cpu-fallback"] == "fail"  # under any policy: it is not what the plan is for
+
+
 def test_a_plan_is_the_same_each_time() -> None:
     assert plan(lock()) == plan(dataclasses.replace(lock(), created=5))

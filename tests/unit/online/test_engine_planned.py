@@ -176,6 +176,24 @@ def test_patterns_and_expectations_travel_with_the_plan() -> None:
     assert {"vllm.attention", "vllm.kv-tokens", "vllm.expected-attention", "vllm.expected-dtype"} <= found
 
 
+def levels(engine: str, downgrade: str, **wishes: Any) -> dict[str, str]:
+    return {each.id: each.level for each in plans(engine, downgrade=downgrade, **wishes)[-1].log_patterns}
+
+
+@pytest.mark.parametrize(
+    ("engine", "silent", "loud", "fact"),
+    [
+        ("vllm", {"vllm.eager", "vllm.expected-dtype"}, "vllm.context-too-long", "vllm.attention"),
+        ("sglang", {"sglang.float16"}, "sglang.no-memory", "sglang.kv-tokens"),
+    ],
+)
+def test_a_silent_downgrade_is_judged_by_the_spec(engine: str, silent: set[str], loud: str, fact: str) -> None:
+    for policy in ("warn", "fail"):
+        found = levels(engine, policy)
+        assert {found[name] for name in silent} == {policy}
+        assert (found[loud], found[fact]) == ("fail", "fact")
+
+
 def test_what_stands_beside_the_model() -> None:
     beside = (
         LockedModel("tone", "local:a", "r", "safetensors", (BLOB,), role="adapter"),
@@ -275,6 +293,12 @@ def test_ollama_is_set_by_variables() -> None:
     split = (LockedFile("w-00001-of-00002.gguf", "1" * 64, 9),)
     with pytest.raises(UsageError, match="is split, and Ollama takes one file"):
         engines.create("ollama").plans(ollama(files=split))
+
+
+def test_ollama_on_a_cpu_where_gpus_were_wanted_is_judged_by_the_spec() -> None:
+    for policy in ("warn", "fail"):
+        (made, *_) = engines.create("ollama").plans(ollama(downgrade=policy))
+        assert {each.id: each.level for each in made.log_patterns}["ollama.cpu"] == policy
 
 
 def test_ollamas_launcher_lays_out_a_store_whose_digests_hold(tmp_path: Path) -> None:
