@@ -131,8 +131,9 @@ class DockerRuntime:
             return
         partial = release.directory / "site.partial"
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        (partial / config.UNPACKING).mkdir(parents=True)
         self._install_wheels(release, image, str(partial))
+        shutil.rmtree(partial / config.UNPACKING)
         partial.rename(site)
 
     def _install_wheels(self, release: ReleaseFiles, image: ImageEntry, target: str) -> None:

@@ -19,6 +19,8 @@ CONFIG_DIR = "/airbundle/config"
 SITE_DIR = "/airbundle/site"
 STATE_DIR = "/airbundle/state"
 WHEELS_DIR = "/airbundle/wheels"
+UNPACKING = ".unpacking"
+"""Directory in which pip unpacks wheels, inside the one that it installs into."""
 
 LABEL = "airbundle"
 _LOG_LIMITS = {"max-size": "50m", "max-file": "3"}
@@ -143,7 +145,10 @@ def service_body(
 def prepare_body(
     release: ReleaseFiles, *, image: str, argv: Sequence[str], user: str, target: str, root: str, engine: EngineTraits
 ) -> dict[str, Any]:
-    """Body of ``/containers/create`` for installing wheels: no network at all, `target` (on the host) writable."""
+    """Body of ``/containers/create`` for installing wheels: no network at all, `target` (on the host) writable.
+
+    `target` must hold a directory `UNPACKING`.
+    """
     mounts = [
         (str(release.directory / "wheels"), WHEELS_DIR, True),
         (target, SITE_DIR, False),
@@ -153,7 +158,8 @@ def prepare_body(
         "Entrypoint": list(argv[:1]),
         "Cmd": list(argv[1:]),
         "User": user,
-        "Env": ["HOME=/tmp", *(f"{name}=" for name in PROXIES)],
+        # pip unpacks below TMPDIR and moves the result: elsewhere than in `target` it would fill the engine's disk too.
+        "Env": ["HOME=/tmp", f"TMPDIR={SITE_DIR}/{UNPACKING}", *(f"{name}=" for name in PROXIES)],
         "Labels": labels(release, root, "prepare"),
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {

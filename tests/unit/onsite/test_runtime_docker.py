@@ -148,6 +148,8 @@ def test_installing_wheels_has_no_network_and_one_writable_place() -> None:
         release, image="i", argv=["python3", "-V"], user="0:0", target="/r/site.partial", root="/", engine=ENGINE
     )
     assert made["HostConfig"]["NetworkMode"] == "none"
+    (unpacking,) = [entry for entry in made["Env"] if entry.startswith("TMPDIR=")]
+    assert unpacking.startswith("TMPDIR=/airbundle/site/")  # not in the container, whose disk is the engine's
     assert {mount["Target"]: mount["ReadOnly"] for mount in made["HostConfig"]["Mounts"]} == {
         "/airbundle/wheels": True,
         "/airbundle/site": False,
