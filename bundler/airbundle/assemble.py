@@ -13,7 +13,7 @@ import os
 import queue
 import tarfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from airbundle_onsite.contract import layout
@@ -172,6 +172,24 @@ def write_payload(
     finally:
         writer.close()
     return Payload(plan.size, parts)
+
+
+def write_stream(
+    blocks: Iterable[bytes],
+    size: int,
+    directory: Path,
+    *,
+    part_size: int,
+    advance: Callable[[int], None] = lambda _: None,
+) -> Payload:
+    """Write a payload of `size` bytes that exists already into parts; otherwise as `write_payload`."""
+    writer = _PartWriter(directory, part_sizes(size, part_size), advance)
+    try:
+        for block in blocks:
+            writer.write(block)
+        return Payload(size, writer.finish())
+    finally:
+        writer.close()
 
 
 def _tar_header(member: Member, mtime: int) -> bytes:

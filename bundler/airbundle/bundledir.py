@@ -105,6 +105,28 @@ def publish(partial: Path, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+def require_absent(final: Path) -> None:
+    """Raise UsageError when there is something of that name."""
+    if os.path.lexists(final):
+        raise UsageError(f"{final} exists already", remedy="remove it, or choose another place with -o")
+
+
+@contextlib.contextmanager
+def appearing(final: Path) -> Iterator[Path]:
+    """An empty directory that gets the name `final` when the body ends, and is gone when the body fails.
+
+    Raises:
+        UsageError: there is something of that name.
+        BusyError: another process is at work on the same.
+    """
+    require_absent(final)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    partial = final.with_name(f".{final.name}.partial")
+    with claimed(partial):
+        yield partial
+        publish(partial, final)
+
+
 def counter(talk: Talk, what: str, total: int) -> Callable[[int], None]:
     """Adds up bytes, and tells `talk` how many of `total` there are."""
     done = 0
