@@ -48,6 +48,10 @@ def main(
     except AirbundleError as error:
         _write(err, "\n".join(error.lines()))
         return int(error.exit_code)
+    except OSError as error:
+        fault = AirbundleError(f"the system refused: {error}", remedy="name another place: sh probe.sh --output FILE")
+        _write(err, "\n".join(fault.lines()))
+        return int(ExitCode.UNEXPECTED)
     except KeyboardInterrupt:
         _write(err, "Interrupted; nothing was written.")
         return int(ExitCode.UNEXPECTED)

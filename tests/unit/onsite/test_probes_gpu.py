@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -261,3 +264,14 @@ def test_the_vendored_binding_has_every_function_asked_for() -> None:
     assert len(asked) > 25
     assert {name for name in asked if not hasattr(pynvml, name)} == set()
     assert pynvml.__name__ == "airbundle_onsite._vendor.pynvml"  # not the name that a site's own copy has
+
+
+def test_a_binding_that_the_site_has_installed_is_never_touched(tmp_path: Path) -> None:
+    """Two distributions bring a module of that name, and one of them is another thing altogether."""
+    (tmp_path / "pynvml.py").write_text("raise ImportError('the wrong one')")
+    (tmp_path / "pynvml_utils").mkdir()
+    code = "import airbundle_onsite._vendor.pynvml as binding; print(binding.__file__)"
+    place = str(Path(airbundle_onsite.__file__).parents[1])
+    environ = {"PYTHONPATH": os.pathsep.join([str(tmp_path), place])}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == str(Path(airbundle_onsite.__file__).with_name("_vendor") / "pynvml.py"), done.stderr
