@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -15,14 +16,18 @@ from typing import Any
 
 import pytest
 
+import runtime_samples as samples
 from airbundle.cache import Cache
 from airbundle.delta.base import Known, read_base
 from airbundle.delta.rebase import rebase
 from airbundle.delta.thin import Difference
-from airbundle_onsite.contract.manifest import BundleManifest, Rollback
-from airbundle_onsite.system import Silent
+from airbundle_onsite import probes
+from airbundle_onsite.contract.manifest import BaseRelease, BundleManifest, ImageEntry, Layer, Rollback
+from airbundle_onsite.runtimes import docker
+from airbundle_onsite.runtimes.base import Environment
+from airbundle_onsite.system import Silent, SystemClock, SystemRunner
 from airbundle_onsite.verify.bundle import trust
-from parts import journeys, sites, tuned, wheels
+from parts import journeys, podman, sites, tuned, wheels
 from parts.bundles import snapshot
 from parts.docker import DockerEngine
 from parts.images import Config, ImageArchive, write_archive
@@ -356,3 +361,22 @@ def test_layers_that_the_engine_has_do_not_travel(
     finally:
         if (site.root / "bin").exists():
             site.control("--uninstall", "--yes").check()
+
+
+@pytest.mark.real("podman")
+def test_podman_is_refused_before_anything_changes(tmp_path: Path) -> None:
+    """It wants every layer of an archive; that is said at once, and how to have a bundle that it takes."""
+    digest = f"sha256:{'a' * 64}"
+    image = ImageEntry("i:1", digest, "", digest, "linux/amd64", (Layer(digest, 1, digest, "layer"),), 1)
+    base = BaseRelease("demo", "v1", "0" * 64, (), (digest,))
+    plan = samples.plan("docker")
+    manifest = dataclasses.replace(samples.manifest(plan), images=(image,), bases=(base,))
+    with podman.running() as running:
+        environ = {"DOCKER_HOST": running.host}
+        host = probes.take({"root": tmp_path}, runner=SystemRunner(), clock=SystemClock(), environ=environ)
+        made = Environment(tmp_path, SystemRunner(), SystemClock(), Silent(), running.host)
+        checks = docker.create(made).preflight(manifest, plan, host)
+    (check,) = [check for check in checks if check.id == "docker.layers"]
+    assert check.status == "fail"
+    assert check.summary.startswith("podman takes only whole images, and i:1 came without the layers of demo v1")
+    assert "--base-skip images" in check.remedy

@@ -89,6 +89,8 @@ def build_command(
         raise UsageError("no SPEC was named", remedy="for example: airbundle build bundle.toml")
     made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
     if dry_run:
+        if base:
+            app.console.say("This is the plan of the full bundle: what the base saves shows when tensors are compared.")
         planned = plan_build(made, app.cache, part_size)
         app.result(plan_text(planned), planned)
         return

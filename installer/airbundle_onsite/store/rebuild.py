@@ -11,8 +11,9 @@ import contextlib
 import hashlib
 import os
 import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
 
@@ -24,6 +25,7 @@ from airbundle_onsite.store.weights import Weights
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media
 
+_AHEAD = 8  # chunks that may wait to be hashed
 FULL_BUNDLE = "carry the full bundle, built without --base, and install that"
 
 
@@ -142,11 +144,15 @@ def rebuilt(entry: FileEntry, packed: Iterable[bytes], base: Mapping[str, Path])
             is raised after the last chunk, so whoever takes them must not keep them before.
     """
     hasher, source = hashlib.sha256(), _Packed(packed)
-    for segment in entry.segments:
-        chunks = source.take(segment.size) if segment.base is None else _of_base(entry, segment, base)
-        for chunk in chunks:
-            hasher.update(chunk)
-            yield chunk
+    pending: deque[Future[None]] = deque()
+    with ThreadPoolExecutor(1, thread_name_prefix="rebuilt") as aside:  # hashes while the chunks are being written
+        for segment in entry.segments:
+            chunks = source.take(segment.size) if segment.base is None else _of_base(entry, segment, base)
+            for chunk in chunks:
+                pending.append(aside.submit(hasher.update, chunk))
+                if len(pending) > _AHEAD:
+                    pending.popleft().result()
+                yield chunk
     if hasher.hexdigest() != entry.sha256:
         raise _blame(entry, hasher.hexdigest(), base)
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
+import tarfile
 from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
@@ -23,7 +26,9 @@ from airbundle_onsite.contract.manifest import (
 )
 from airbundle_onsite.contract.record import decode_json, encode
 from airbundle_onsite.errors import IntegrityError
-from airbundle_onsite.runtimes.docker_layers import check_layers
+from airbundle_onsite.runtimes.base import Blob
+from airbundle_onsite.runtimes.docker_archive import docker_archive
+from airbundle_onsite.runtimes.docker_layers import cannot_complete, check_layers
 from airbundle_onsite.store.rebuild import rebuilt
 from airbundle_onsite.system import Silent
 from airbundle_onsite.verify.bundle import trust
@@ -207,6 +212,26 @@ def test_the_engine_must_have_the_layers_in_place(stacks: list[str], status: str
     if status == "fail":
         assert check.actual == "0 of them"
         assert "--base-skip images" in check.remedy
+
+
+def test_an_archive_lists_layers_that_do_not_come() -> None:
+    manifest = thin_image("abc", "ab")
+    blobs = (Blob(f"images/blobs/{layer(name).digest.replace(':', '/')}", 1, [b"x"]) for name in "mcz")
+    with pytest.raises(IntegrityError, match="not in the payload"):
+        list(docker_archive(manifest.images, blobs, {layer("a").digest}))
+    blobs = (Blob(f"images/blobs/{layer(name).digest.replace(':', '/')}", 1, [b"x"]) for name in "mc")
+    made = b"".join(docker_archive(manifest.images, blobs, manifest.absent_layers))
+    with tarfile.open(fileobj=io.BytesIO(made)) as archive:
+        names = archive.getnames()
+        (listed,) = json.load(archive.extractfile("manifest.json"))  # type: ignore[arg-type]
+    assert len(listed["Layers"]) == 3
+    assert set(listed["Layers"]) - set(names) == {f"blobs/{layer(name).digest.replace(':', '/')}" for name in "ab"}
+
+
+def test_an_engine_that_takes_only_whole_images() -> None:
+    check = cannot_complete(thin_image("abc", "ab"), "podman")
+    assert (check.status, check.actual) == ("fail", "podman")
+    assert "i:1 came without the layers of demo 0" in check.summary
 
 
 def test_what_a_site_takes_after() -> None:
