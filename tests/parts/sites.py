@@ -41,6 +41,7 @@ def release_bundle(
     disk: int = 1_000_000,
     flags: tuple[str, ...] = (),
     more: Mapping[str, bytes] = MappingProxyType({}),
+    part_size: int = 0,
     edit: Callable[[BundleManifest], BundleManifest] = lambda manifest: manifest,
 ) -> Path:
     """A bundle ``demo-<version>`` in `folder`; its engine answers "Paris, says <version>" unless told otherwise.
@@ -56,6 +57,7 @@ def release_bundle(
         disk: bytes the bundle says it needs.
         flags: more words for the engine.
         more: further files of the payload, before all others.
+        part_size: bytes per part; 0 for one part.
         edit: last change to the manifest.
     """
     engine = (_HERE / "fake_engine.py").read_bytes()
@@ -93,7 +95,7 @@ def release_bundle(
         )
         return edit(made)
 
-    return make_bundle(folder / f"demo-{version}", files, version=version, edit=change)
+    return make_bundle(folder / f"demo-{version}", files, version=version, part_size=part_size, edit=change)
 
 
 @dataclass
