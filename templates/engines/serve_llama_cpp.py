@@ -47,6 +47,24 @@ def flash_attention(params, value):
     )
 
 
+def cache_type(name):
+    """A data type of the key-value cache, by llama.cpp's own name such as q8_0."""
+
+    def apply(params, value):
+        import xllamacpp
+
+        setattr(params, name, getattr(xllamacpp.ggml_type, f"GGML_TYPE_{value.upper()}"))
+
+    return apply
+
+
+def numa(params, value):
+    """How threads and memory are spread over NUMA nodes."""
+    import xllamacpp
+
+    params.numa = getattr(xllamacpp.ggml_numa_strategy, f"GGML_NUMA_STRATEGY_{value.upper()}")
+
+
 def adapters(params, value):
     """LoRA adapters at their full strength, their paths joined by commas."""
     import xllamacpp
@@ -86,6 +104,9 @@ VALUES = {
     "--timeout": number("timeout_read", "timeout_write"),
     "--verbosity": number("verbosity"),
     "--flash-attn": flash_attention,
+    "--cache-type-k": cache_type("cache_type_k"),
+    "--cache-type-v": cache_type("cache_type_v"),
+    "--numa": numa,
     "--lora": adapters,
     "--model-draft": draft,
     "--mmproj": projector,

@@ -115,8 +115,8 @@ def healthy(port: int) -> bool:
         return False
 
 
-def plan_words(made: BundleLock, gguf: Path, port: int) -> list[str]:
-    (plan,) = engines.create("llama.cpp").plans(made)
+def plan_words(made: BundleLock, gguf: Path, port: int, number: int = 0) -> list[str]:
+    plan = engines.create("llama.cpp").plans(made)[number]
     values = {
         "python": sys.executable,
         "config": str(LAUNCHER.parent),
@@ -129,12 +129,13 @@ def plan_words(made: BundleLock, gguf: Path, port: int) -> list[str]:
     return [fill(word, values) for word in plan.argv]
 
 
-def test_the_demo_s_plan_answers_its_smoke_test_within_its_memory(
-    site: Path, smollm2_gguf: Path, tmp_path: Path
+@pytest.mark.parametrize(("number", "slots"), [(0, 2), (1, 1), (2, 1)])
+def test_the_demo_s_plans_answer_its_smoke_test_within_their_memory(
+    site: Path, smollm2_gguf: Path, tmp_path: Path, number: int, slots: int
 ) -> None:
     made = demo_lock(smollm2_gguf, Cache(tmp_path / "cache"))
     port = free_port()
-    with serving(plan_words(made, smollm2_gguf, port), site, tmp_path / "log") as process:
+    with serving(plan_words(made, smollm2_gguf, port, number), site, tmp_path / "log") as process:
         wait_until(lambda: process.poll() is not None or healthy(port), 120, "the engine")
         assert process.poll() is None, (tmp_path / "log").read_text()
         (smoke,) = smoke_tests(made)
@@ -145,13 +146,13 @@ def test_the_demo_s_plan_answers_its_smoke_test_within_its_memory(
             assert b"llamacpp:prompt_tokens_total" in metrics.read()
         status = dict(line.split(":", 1) for line in Path(f"/proc/{process.pid}/status").read_text().splitlines())
         peak = int(status["VmHWM"].split()[0]) * 1024
-        (plan,) = engines.create("llama.cpp").plans(made)
+        plan = engines.create("llama.cpp").plans(made)[number]
         assert peak < plan.needs.memory < 3 * peak
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=20) == 0
     text = (tmp_path / "log").read_text()
     assert "SIGTERM: stopping" in text
-    assert "n_slots = 2, n_ctx_slot = 2048" in text
+    assert f"n_slots = {slots}, n_ctx_slot = 2048" in text
 
 
 def test_a_stop_while_loading_is_obeyed(site: Path, smollm2_gguf: Path, tmp_path: Path) -> None:

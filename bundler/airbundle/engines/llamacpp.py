@@ -11,39 +11,26 @@ from packaging.utils import parse_wheel_filename
 
 from airbundle.contract.lock import BundleLock, LockedModel
 from airbundle.data import data_dir
+from airbundle.engines.facts import engine_facts
+from airbundle.engines.flaglist import check_flags
+from airbundle.engines.ggufplans import MIB, Case, cases
+from airbundle.memory.kv import KvDtype
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
-from airbundle_onsite.contract.record import near_miss, record
+from airbundle_onsite.contract.record import near_miss
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.render import human_bytes
 
 NAME = "llama.cpp"
 WHEEL = "xllamacpp"
 LAUNCHER = "serve_llama_cpp.py"
-_MIB = 1 << 20
-_UBATCH = 512  # llama-server's own --ubatch-size
-_PROGRAM = 64 * _MIB  # the interpreter or server itself, measured at 40 to 60 MiB
-_LOAD_RATE = 50 * _MIB  # bytes a second of a slow disk, for how long loading may take
+_CACHE_FLAGS = frozenset({"--cache-type-k", "--cache-type-v", "--flash-attn"})
+_LOAD_RATE = 50 * MIB  # bytes a second of a slow disk, for how long loading may take
 _HELP = "llama-server --help, build 11669"
 
 
 def create() -> LlamaCpp:
     """See `airbundle.engines.base`."""
     return LlamaCpp()
-
-
-@record
-class Memory:
-    """Bytes an engine needs, by what for. `exact` tells whether the weights' header was at hand."""
-
-    weights: int
-    kv_cache: int
-    compute: int
-    prompt_cache: int
-    exact: bool
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.kv_cache + self.compute + self.prompt_cache + _PROGRAM
 
 
 class LlamaCpp:
@@ -59,62 +46,44 @@ class LlamaCpp:
         return lock.spec.engine.version or (lock.images[0].name.rpartition(":")[2] if lock.images else "")
 
     def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
-        """One plan: for the profile's GPUs when it has any, else for its CPU; never silently the other."""
+        """For the profile's GPUs when it has any, else for its CPU, never silently the other; then with less.
+
+        Raises:
+            UsageError: the model is not GGUF, or the spec asks for what the engine does not take.
+        """
         model = _model(lock)
-        memory = estimate(lock, model)
-        gpus = _gpus(lock)
-        command, flags = _command(lock), _flags(lock, memory, gpus)
+        command, set_by_spec = _command(lock), {f"--{name.lstrip('-')}" for name in lock.spec.engine.flags}
+        smaller: tuple[KvDtype, ...] = () if set_by_spec & _CACHE_FLAGS else ("q8_0",)
+        found = cases(lock, model, smaller, shortens=True)
+        if set_by_spec & {"--ctx-size", "--parallel"}:  # the same words in every case
+            found = found[:1]
+        return tuple(self._plan(lock, command, case) for case in found)
+
+    def _plan(self, lock: BundleLock, command: tuple[str, ...], case: Case) -> LaunchPlan:
+        flags = _flags(lock, case)
         _check_flags(lock, flags)
-        return (
-            LaunchPlan(
-                id="gpu" if gpus else "cpu",
-                engine=NAME,
-                engine_version=self.version(lock),
-                runtime=lock.spec.runtime.kind,
-                argv=(*command, *_words(flags)),
-                model=model.served_name,
-                image=lock.images[0].name if lock.spec.runtime.kind == "docker" else None,
-                wheels=bool(lock.wheels),
-                env={"HF_HUB_OFFLINE": "1", "HOME": "{state}"},
-                gpus=str(gpus) if gpus else "none",
-                port=lock.spec.serving.port,
-                needs=_needs(lock, memory, gpus),
-                readiness=Readiness(load_seconds=120 + 2 * memory.weights // _LOAD_RATE),
-                log_patterns=_log_patterns(lock, gpus),
-                knobs=_KNOBS,
-                flags=tuple(flag for flag in flags if flag.reason),
-            ),
+        return LaunchPlan(
+            id=case.id,
+            engine=NAME,
+            engine_version=self.version(lock),
+            runtime=lock.spec.runtime.kind,
+            argv=(*command, *_words(flags)),
+            model=lock.models[0].served_name,
+            image=lock.images[0].name if lock.spec.runtime.kind == "docker" else None,
+            wheels=bool(lock.wheels),
+            env={"HF_HUB_OFFLINE": "1", "HOME": "{state}"},
+            gpus=str(case.gpus) if case.gpus else "none",
+            port=lock.spec.serving.port,
+            needs=_needs(lock, case),
+            readiness=Readiness(load_seconds=120 + 2 * case.memory.weights // _LOAD_RATE),
+            log_patterns=_log_patterns(lock, case.gpus),
+            knobs=_KNOBS,
+            flags=tuple(flag for flag in flags if flag.reason),
         )
 
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """The launcher, when the engine is the wheel."""
         return {LAUNCHER: _launcher()} if lock.wheels else {}
-
-
-def estimate(lock: BundleLock, model: LockedModel) -> Memory:
-    """What serving takes, from the spec and the weights' header."""
-    loaded = [model, *(each for each in lock.models if each.role in _BESIDE)]
-    weights = sum(file.size for each in loaded for file in each.files if file.path.endswith(".gguf"))
-    tokens = lock.spec.serving.context * lock.spec.serving.concurrency
-    per_token = _kv_bytes_per_token(model.facts)
-    # With no header at hand: a quarter of the weights for 4096 tokens, more than the usual models of grouped heads.
-    kv_cache = per_token * tokens if per_token else weights * tokens // (4 * 4096)
-    width = _number(model.facts, "vocabulary") + 8 * _number(model.facts, "embedding_length")
-    compute = 4 * _UBATCH * width if width else weights // 4
-    return Memory(weights, kv_cache, compute, min(kv_cache, 8192 * _MIB) // _MIB * _MIB, exact=bool(per_token))
-
-
-def _kv_bytes_per_token(facts: Mapping[str, str]) -> int:
-    """Keys and values of one token in all layers, 16 bits each; 0 when the header does not tell."""
-    layers, heads = _number(facts, "block_count"), _number(facts, "attention.head_count")
-    if not layers or not heads:
-        return 0
-    head_width = _number(facts, "embedding_length") // heads
-    keys = _number(facts, "attention.key_length") or head_width
-    values = _number(facts, "attention.value_length") or head_width
-    per_layer = [int(number) for number in facts.get("attention.head_count_kv", str(heads)).split(",")]
-    kv_heads = sum(per_layer) if len(per_layer) > 1 else layers * per_layer[0]
-    return kv_heads * (keys + values) * 2
 
 
 def _number(facts: Mapping[str, str], key: str) -> int:
@@ -138,21 +107,18 @@ def _model(lock: BundleLock) -> LockedModel:
     return model
 
 
-def _gpus(lock: BundleLock) -> int:
-    return (lock.spec.target.gpus or lock.profile.gpu.count) if lock.profile.gpu else 0
-
-
-def _needs(lock: BundleLock, memory: Memory, gpus: int) -> PlanNeeds:
+def _needs(lock: BundleLock, case: Case) -> PlanNeeds:
     python = _pythons(lock) if lock.spec.runtime.kind == "venv" else ""
+    gpus, each, host = case.demand
     if not gpus:
-        return PlanNeeds(memory=memory.total, cpu_flags=lock.profile.cpu_flags, python=python)
+        return PlanNeeds(memory=host, cpu_flags=lock.profile.cpu_flags, python=python)
     assert lock.profile.gpu is not None
-    on_gpu = memory.weights + memory.kv_cache + memory.compute
     return PlanNeeds(
         gpus=gpus,
-        gpu_memory=on_gpu // gpus + 512 * _MIB,  # and what the driver keeps for each process
-        memory=memory.prompt_cache + _PROGRAM + memory.compute,
+        gpu_memory=each,
+        memory=host,
         capability=lock.profile.gpu.capability,
+        architectures=engine_facts(NAME).release("").architectures,
         cpu_flags=lock.profile.cpu_flags,
         python=python,
     )
@@ -192,10 +158,10 @@ def _command(lock: BundleLock) -> tuple[str, ...]:
     return tuple(word.replace("{", "{{").replace("}", "}}") for word in entrypoint)
 
 
-def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
+def _flags(lock: BundleLock, case: Case) -> list[Flag]:
     """Every flag in order; those without a reason say only what to serve and where. The spec's own come last."""
-    serving, model = lock.spec.serving, lock.models[0]
-    total = serving.context * serving.concurrency
+    memory, model = case.memory, lock.models[0]
+    total = case.context * case.concurrency
     seen = "from the header of the weights" if memory.exact else "roughly, since the weights' header was not at hand"
     flags = [
         Flag("--model", f"{{model}}/{_literal(model.entry)}", ""),
@@ -205,15 +171,15 @@ def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
         Flag(
             "--ctx-size",
             str(total),
-            f"{serving.context} tokens for each of {serving.concurrency} requests, which share this number evenly; "
+            f"{case.context} tokens for each of {case.concurrency} requests, which share this number evenly; "
             f"{human_bytes(memory.kv_cache)} of keys and values, {seen}",
             _HELP,
         ),
-        Flag("--parallel", str(serving.concurrency), "serving.concurrency of the spec", _HELP),
+        Flag("--parallel", str(case.concurrency), case.reason("serving.concurrency of the spec"), _HELP),
         Flag("--threads", "{threads}", "physical cores: generation is bound by memory, and hyper-threads only contend"),
         Flag(
             "--cache-ram",
-            str(memory.prompt_cache // _MIB),
+            str(memory.prompt_cache // MIB),
             "caps the cache of past prompts at the size of the key-value cache; the default of 8192 MiB comes on top "
             "of what the model needs",
             _HELP,
@@ -222,7 +188,11 @@ def _flags(lock: BundleLock, memory: Memory, gpus: int) -> list[Flag]:
         Flag("--no-webui", "", "the service is an API; nothing else is offered on its port", _HELP),
         Flag("--offline", "", "no download is ever tried", _HELP),
     ]
-    if gpus:
+    if case.kv_dtype != "bf16":
+        reason = "a cache of 16 bits takes about twice the memory"
+        flags += [Flag(name, case.kv_dtype, reason, _HELP) for name in ("--cache-type-k", "--cache-type-v")]
+        flags.append(Flag("--flash-attn", "on", "a quantised cache of values needs it", _HELP))
+    if case.gpus:
         flags.append(Flag("--gpu-layers", "999", "every layer on the GPU; layers left on the CPU slow each token"))
     flags += _beside(lock)
     return _with_own(flags, lock.spec.engine.flags)
@@ -283,8 +253,9 @@ def _words(flags: list[Flag]) -> list[str]:
 
 
 def _check_flags(lock: BundleLock, flags: list[Flag]) -> None:
-    """The launcher takes a closed set; what an image's own build takes shows when it starts."""
+    """The launcher takes a closed set; an image's own build is held against the list of its version."""
     if not lock.wheels:
+        check_flags(NAME, _build(lock), {flag.name: flag.value for flag in flags})
         return
     known = re.findall(r'^    "(--[a-z-]+)": ', _launcher().decode(), re.MULTILINE)
     known += ["--model", "--host", "--port", "--alias"]
@@ -294,6 +265,13 @@ def _check_flags(lock: BundleLock, flags: list[Flag]) -> None:
             f"engine.flags: llama.cpp from the wheel does not take {', '.join(wrong)}",
             remedy=f"it takes {', '.join(sorted(known))}",
         )
+
+
+def _build(lock: BundleLock) -> str:
+    """The build that the spec or the image's tag names, such as ``b11669``; empty when neither does."""
+    tag = lock.images[0].name.rpartition(":")[2] if lock.images else ""
+    found = re.search(r"(?:^|-)(b\d+)(?:-|$)", lock.spec.engine.version or tag)
+    return found[1] if found else ""
 
 
 def _launcher() -> bytes:

@@ -6,6 +6,7 @@ names: weights, parameters and a configuration. The chat template is the one ins
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -15,16 +16,19 @@ from airbundle.choose.rules import flags_by_rule
 from airbundle.choose.situation import version as comparable
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle.data import data_dir
-from airbundle.engines import llamacpp, planned
+from airbundle.engines import planned
 from airbundle.engines.facts import engine_facts
 from airbundle.engines.flaglist import check_flags
+from airbundle.engines.ggufplans import Case, cases
+from airbundle.memory.kv import KvDtype
 from airbundle_onsite.contract.launch import Flag, LaunchPlan, PlanNeeds, Readiness
 from airbundle_onsite.errors import UsageError
+from airbundle_onsite.versions import compare
 
 NAME = "ollama"
 LAUNCHER = "serve_ollama.sh"
 MANIFEST = "ollama-manifest.json"
-_GIB = 1 << 30
+_SERVER = 1 << 30  # bytes: Ollama's own process beside the runner, and what its scheduler keeps free
 _LOAD_RATE = 50 * 1000**2  # bytes a second of a slow disk, for how long loading may take
 
 
@@ -43,37 +47,42 @@ class Ollama:
         return planned.engine_version(lock, "ollama")
 
     def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
-        """One plan, for the profile's GPUs when it has any, else for its CPU.
+        """For the profile's GPUs when it has any, else for its CPU; then with less.
 
         Raises:
             UsageError: the model is not GGUF, there is no image, or the spec sets what Ollama does not take.
         """
-        model, facts = _model(lock), engine_facts(NAME)
+        model = _model(lock)
         if lock.spec.runtime.kind != "docker":
             raise UsageError(
                 "Ollama runs from its image only: it has no wheels",
                 remedy='set runtime.kind = "docker" and [image] to ollama/ollama, or use llama.cpp with the same GGUF',
             )
-        flags = _flags(lock, self.version(lock))
-        memory, gpus = llamacpp.estimate(lock, model), _gpus(lock)
+        found = cases(lock, model, _smaller(lock), shortens=False)  # num_ctx in the model's store is the same for all
+        if {"OLLAMA_NUM_PARALLEL", "OLLAMA_CONTEXT_LENGTH"} & set(lock.spec.engine.flags):
+            found = found[:1]
+        return tuple(self._plan(lock, model, case) for case in found)
+
+    def _plan(self, lock: BundleLock, model: LockedModel, case: Case) -> LaunchPlan:
+        version, facts = self.version(lock), engine_facts(NAME)
+        flags = _flags(lock, version, case)
         words = ("/bin/sh", f"{{config}}/{LAUNCHER}", "{config}", "{model}", model.entry, _weights(model).sha256)
-        return (
-            LaunchPlan(
-                id="gpu" if gpus else "cpu",
-                engine=NAME,
-                engine_version=self.version(lock),
-                runtime="docker",
-                argv=(*words, "{host}", "{port}", "{served_name}"),
-                model=model.served_name,
-                image=lock.images[0].name,
-                env={flag.name: flag.value for flag in flags},
-                gpus=str(gpus) if gpus else "none",
-                port=lock.spec.serving.port,
-                needs=_needs(lock, memory.total, gpus),
-                readiness=Readiness(facts.health, load_seconds=300 + memory.weights // _LOAD_RATE, request_seconds=120),
-                log_patterns=facts.log_patterns(self.version(lock), policy=lock.spec.serving.downgrade),
-                flags=tuple(flag for flag in flags if flag.reason),
-            ),
+        loading = 300 + case.memory.weights // _LOAD_RATE
+        return LaunchPlan(
+            id=case.id,
+            engine=NAME,
+            engine_version=version,
+            runtime="docker",
+            argv=(*words, "{host}", "{port}", "{served_name}"),
+            model=model.served_name,
+            image=lock.images[0].name,
+            env={flag.name: flag.value for flag in flags},
+            gpus=str(case.gpus) if case.gpus else "none",
+            port=lock.spec.serving.port,
+            needs=_needs(lock, case),
+            readiness=Readiness(facts.health, load_seconds=loading, request_seconds=120),
+            log_patterns=facts.log_patterns(version, policy=lock.spec.serving.downgrade),
+            flags=tuple(flag for flag in flags if flag.reason),
         )
 
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
@@ -120,21 +129,26 @@ def _weights(model: LockedModel) -> LockedFile:
     return next(file for file in model.files if file.path == model.entry)
 
 
-def _gpus(lock: BundleLock) -> int:
-    return (lock.spec.target.gpus or lock.profile.gpu.count) if lock.profile.gpu else 0
+def _smaller(lock: BundleLock) -> tuple[KvDtype, ...]:
+    """Types of a smaller cache; none where the spec sets it or the GPU has no flash attention, which they need."""
+    gpu, own = lock.profile.gpu, set(lock.spec.engine.flags)
+    old = gpu is not None and compare(gpu.capability, "7.0") < 0
+    return () if old or own & {"OLLAMA_KV_CACHE_TYPE", "OLLAMA_FLASH_ATTENTION"} else ("q8_0", "q4_0")
 
 
-def _flags(lock: BundleLock, version: str) -> tuple[Flag, ...]:
+def _flags(lock: BundleLock, version: str, case: Case) -> tuple[Flag, ...]:
     """Environment variables by rule, the spec's own in their place."""
     gpu, facts = lock.profile.gpu, engine_facts(NAME)
     known = {
-        "context": lock.spec.serving.context,
-        "concurrency": lock.spec.serving.concurrency,
-        "gpus": _gpus(lock),
+        "context": case.context,
+        "concurrency": case.concurrency,
+        "gpus": case.gpus,
         "capability": comparable(gpu.capability) if gpu else None,
-        "kv_dtype": "bf16",
+        "kv_dtype": case.kv_dtype,
     }
     flags = {flag.name: flag for flag in flags_by_rule(facts, version, known)}
+    parallel = flags["OLLAMA_NUM_PARALLEL"]
+    flags[parallel.name] = dataclasses.replace(parallel, reason=case.reason(parallel.reason))
     for name, value in lock.spec.engine.flags.items():
         if value == "-":
             flags.pop(name, None)
@@ -152,14 +166,15 @@ def _flags(lock: BundleLock, version: str) -> tuple[Flag, ...]:
     return tuple(flags.values())
 
 
-def _needs(lock: BundleLock, total: int, gpus: int) -> PlanNeeds:
+def _needs(lock: BundleLock, case: Case) -> PlanNeeds:
+    gpus, each, host = case.demand
     if not gpus:
-        return PlanNeeds(memory=total + _GIB, cpu_flags=lock.profile.cpu_flags)
+        return PlanNeeds(memory=host + _SERVER, cpu_flags=lock.profile.cpu_flags)
     assert lock.profile.gpu is not None
     return PlanNeeds(
         gpus=gpus,
-        gpu_memory=total // gpus + _GIB // 2,
-        memory=2 * _GIB,
+        gpu_memory=each,
+        memory=host + _SERVER,
         capability=lock.profile.gpu.capability,
         architectures=engine_facts(NAME).release("").architectures,
     )

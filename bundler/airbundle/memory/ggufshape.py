@@ -114,7 +114,8 @@ class _Reader:
         latent = self._number("attention.kv_lora_rank")
         if latent:
             return Attention("mla", 1, latent + self._number("rope.dimension_count"), 0)
-        value = self._number("attention.value_length") or head_dim
+        heads = self._number("attention.head_count")  # the width of values does not follow that of keys
+        value = self._number("attention.value_length") or (self._need("embedding_length") // heads if heads else 0)
         kind: Kind = "sliding" if role == "sliding" else "full"
         window = self._number("attention.sliding_window") if kind == "sliding" else 0
         swa = self._number("attention.key_length_swa") if kind == "sliding" else 0

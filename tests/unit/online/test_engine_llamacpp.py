@@ -30,9 +30,13 @@ from airbundle.contract.spec import (
     WheelsTable,
 )
 from airbundle.data import data_dir
-from airbundle.engines.llamacpp import LAUNCHER, create, estimate
+from airbundle.engines.ggufplans import estimate
+from airbundle.engines.llamacpp import LAUNCHER, create
+from airbundle_onsite.contract.fingerprint import CpuFacts, Fingerprint, MemoryFacts
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.errors import UsageError
+from airbundle_onsite.plan import choose_plan
+from unit.onsite.hosts import docker, host, manifest
 
 SIZE = 98_362_432
 SMOLLM2 = {
@@ -96,8 +100,8 @@ def lock(
 
 
 def plan(made: BundleLock) -> LaunchPlan:
-    (only,) = create().plans(made)
-    return only
+    """The first: all that was asked for."""
+    return create().plans(made)[0]
 
 
 def value(made: LaunchPlan, flag: str) -> str:
@@ -177,6 +181,8 @@ def test_the_pythons_are_those_the_wheels_are_right_for(wheels: tuple[LockedWhee
 def test_memory_is_counted_from_the_header() -> None:
     memory = estimate(lock(), lock().models[0])
     assert memory.kv_cache == 4096 * 30 * 3 * (64 + 64) * 2  # tokens, layers, heads, keys and values, two bytes
+    eight = estimate(lock(), lock().models[0], 2048, 1, "q8_0").kv_cache
+    assert eight == memory.kv_cache // 2 * 34 // 64  # half the tokens, and 34 bytes for 32 values
     assert (memory.weights, memory.exact) == (SIZE, True)
     assert memory.prompt_cache <= memory.kv_cache
     assert plan(lock()).needs.memory == memory.total
@@ -197,10 +203,74 @@ def test_without_a_header_the_estimate_is_rough_and_says_so() -> None:
 
 def test_a_gpu_profile_gets_a_gpu_plan_only() -> None:
     made = plan(lock("docker", (), profile="h200-sxm", gpus=2))
-    assert (made.id, made.gpus, made.needs.gpus, made.needs.capability) == ("gpu", "2", 2, "9.0")
+    assert (made.id, made.gpus, made.needs.gpus, made.needs.capability) == ("gpu2", "2", 2, "9.0")
     assert value(made, "--gpu-layers") == "999"
     assert any(pattern.id == "llama.cpu-fallback" and pattern.level == "fail" for pattern in made.log_patterns)
     assert made.needs.gpu_memory > SIZE // 2
+
+
+def test_less_for_hosts_with_less() -> None:
+    made = create().plans(lock())
+    assert [each.id for each in made] == ["cpu", "cpu-1", "cpu-1-q8"]
+    assert [(value(each, "--ctx-size"), value(each, "--parallel")) for each in made] == [
+        ("4096", "2"),
+        ("2048", "1"),
+        ("2048", "1"),
+    ]
+    assert {value(made[2], flag) for flag in ("--cache-type-k", "--cache-type-v")} == {"q8_0"}
+    assert value(made[2], "--flash-attn") == "on"
+    needs = [each.needs.memory for each in made]
+    assert needs == sorted(set(needs), reverse=True)
+    reasons = {flag.name: flag.reason for flag in made[2].flags}
+    assert "here 1 request at once in place of 2 and a cache in q8_0 in place of 16 bits" in reasons["--parallel"]
+
+
+def test_where_one_request_was_asked_for_the_context_gets_shorter() -> None:
+    made = lock(context=8192)
+    serving = dataclasses.replace(made.spec.serving, concurrency=1)
+    found = create().plans(dataclasses.replace(made, spec=dataclasses.replace(made.spec, serving=serving)))
+    assert [each.id for each in found] == ["cpu", "cpu-q8", "cpu-4096t-q8"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "ids"),
+    [
+        ({"cache-type-k": "q8_0"}, ["cpu", "cpu-1", "cpu-1-1024t"]),
+        ({"parallel": "3"}, ["cpu"]),
+        ({"ctx-size": "512"}, ["cpu"]),
+    ],
+)
+def test_what_the_spec_sets_is_not_cut_down(flags: dict[str, str], ids: list[str]) -> None:
+    assert [each.id for each in create().plans(lock(flags=flags))] == ids
+
+
+def test_more_and_fewer_gpus() -> None:
+    made = lock("docker", (), profile="rtx-4090", context=8192)
+    big = dataclasses.replace(made.models[0], files=(LockedFile("w.gguf", "0" * 64, 20 << 30),))
+    made = dataclasses.replace(made, models=(big,))
+    found = create().plans(made)
+    assert [each.id for each in found] == ["gpu1", "gpu2", "gpu1-1", "gpu1-1-q8"]
+    assert found[1].needs.gpu_memory < 11 << 30 < found[3].needs.gpu_memory < found[0].needs.gpu_memory
+    assert found[0].needs.architectures
+    two = dataclasses.replace(made, spec=dataclasses.replace(made.spec, target=TargetTable("rtx-4090", gpus=2)))
+    assert [each.id for each in create().plans(two)] == ["gpu2", "gpu2-1", "gpu2-1-q8", "gpu1"]
+
+
+def test_a_host_with_less_memory_takes_a_later_plan() -> None:
+    made = lock("docker", ())
+    found = create().plans(made)
+    bundle = dataclasses.replace(manifest(), launch=found)
+
+    def site(memory: int) -> Fingerprint:
+        cpu = CpuFacts(logical=4, physical=4, flags=made.profile.cpu_flags)
+        return host(cpu=cpu, memory=MemoryFacts(memory, memory), docker=docker())
+
+    for taken in found:
+        chosen, checks = choose_plan(bundle, site(taken.needs.memory))
+        assert chosen is not None
+        assert chosen.id == taken.id
+        assert [check.status for check in checks[:-1]] == ["skip"] * found.index(taken)
+    assert choose_plan(bundle, site(found[-1].needs.memory - 1))[0] is None
 
 
 def test_flags_of_the_spec_replace_add_and_take_away() -> None:
@@ -218,6 +288,7 @@ def test_flags_of_the_spec_replace_add_and_take_away() -> None:
         (lock(flags={"port": "1"}), "--port is set by the site"),
         (lock(context=9000), "trained for 8192"),
         (lock(form="safetensors"), "serves GGUF"),
+        (lock("docker", (), flags={"flash-atn": "on"}), r"llama\.cpp b1 does not take: --flash-atn"),
         (lock("docker", (), ("/app/tools.sh",)), "entry point /app/tools.sh, needed is llama-server"),
         (lock("docker", (), ()), r"entry point \(none\)"),
         (lock(wheels=(WHEELS[0],)), "hold no xllamacpp"),

@@ -279,7 +279,7 @@ def ollama(**wishes: Any) -> BundleLock:
 
 
 def test_ollama_is_set_by_variables() -> None:
-    (made,) = engines.create("ollama").plans(ollama())
+    made = engines.create("ollama").plans(ollama())[0]
     assert (made.id, made.gpus, made.readiness.health_path) == ("cpu", "none", "/api/version")
     assert {key: made.env[key] for key in ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_NUM_PARALLEL", "OLLAMA_NO_CLOUD")} == {
         "OLLAMA_CONTEXT_LENGTH": "2048",
@@ -290,9 +290,30 @@ def test_ollama_is_set_by_variables() -> None:
         engines.create("ollama").plans(ollama(flags={"OLLAMA_HOST": "0.0.0.0"}))
     with pytest.raises(UsageError, match="Ollama serves GGUF, this is safetensors"):
         engines.create("ollama").plans(lock("ollama", profile="cpu-x86_64"))
+    with pytest.raises(UsageError, match=r"ollama 0\.33\.0 does not take: OLLAMA_NUM_PARALEL"):
+        engines.create("ollama").plans(ollama(flags={"OLLAMA_NUM_PARALEL": "1"}))
     split = (LockedFile("w-00001-of-00002.gguf", "1" * 64, 9),)
     with pytest.raises(UsageError, match="is split, and Ollama takes one file"):
         engines.create("ollama").plans(ollama(files=split))
+
+
+def test_ollama_with_less() -> None:
+    made = engines.create("ollama").plans(ollama())
+    assert [plan.id for plan in made] == ["cpu", "cpu-1", "cpu-1-q8", "cpu-1-q4"]
+    assert [plan.env["OLLAMA_NUM_PARALLEL"] for plan in made] == ["2", "1", "1", "1"]
+    assert [plan.env.get("OLLAMA_KV_CACHE_TYPE") for plan in made] == [None, None, "q8_0", "q4_0"]
+    assert {plan.env["OLLAMA_FLASH_ATTENTION"] for plan in made[2:]} == {"1"}
+    assert {plan.env["OLLAMA_CONTEXT_LENGTH"] for plan in made} == {"2048"}  # as in the model's store
+    needs = [plan.needs.memory for plan in made]
+    assert needs == sorted(set(needs), reverse=True)
+    assert "in place of 2" in {flag.name: flag.reason for flag in made[1].flags}["OLLAMA_NUM_PARALLEL"]
+
+    card = ollama(profile="t4", gpus=1)
+    assert card.profile.gpu is not None
+    assert [plan.id for plan in engines.create("ollama").plans(card)] == ["gpu1", "gpu1-1", "gpu1-1-q8", "gpu1-1-q4"]
+    old = dataclasses.replace(card.profile, gpu=dataclasses.replace(card.profile.gpu, capability="6.1"))
+    found = engines.create("ollama").plans(dataclasses.replace(card, profile=old))
+    assert not any("OLLAMA_KV_CACHE_TYPE" in plan.env for plan in found)  # flash attention is not for that GPU
 
 
 def test_ollama_on_a_cpu_where_gpus_were_wanted_is_judged_by_the_spec() -> None:
@@ -303,7 +324,7 @@ def test_ollama_on_a_cpu_where_gpus_were_wanted_is_judged_by_the_spec() -> None:
 
 def test_ollamas_launcher_lays_out_a_store_whose_digests_hold(tmp_path: Path) -> None:
     made = ollama()
-    (plan,) = engines.create("ollama").plans(made)
+    plan = engines.create("ollama").plans(made)[0]
     config, model, state = tmp_path / "con fig", tmp_path / "m", tmp_path / "state"
     for place in (config, model, tmp_path / "bin"):
         place.mkdir()
