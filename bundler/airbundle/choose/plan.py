@@ -65,6 +65,8 @@ def plan_engine(
     target = target_of(profile, request)
     workload, why = settle_workload(request.workload, concurrency=request.concurrency, gpus=target.gpus)
     known = {**target_facts(target, request), **model_facts(config, model.shape, model_format), "workload": workload}
+    if request.custom_code is not None:
+        known["custom_code"] = request.custom_code
     row = row_for(workload, known)
     path = [
         f"workload: {workload} ({title(workload)}): {why}",

@@ -33,6 +33,7 @@ class Request:
         bundle: engines that the bundle holds; empty when that is still open.
         runtime: ``docker`` or ``venv``.
         utilization: share of the GPU's memory; 0 for the engine's usual.
+        custom_code: whether the engine runs Python code that the model brings; None for whatever its config.json names.
         flags: set by the spec itself, which win over every rule; ``-`` leaves a flag out.
     """
 
@@ -49,6 +50,7 @@ class Request:
     bundle: tuple[str, ...] = ()
     runtime: str = "docker"
     utilization: float = 0.0
+    custom_code: bool | None = None
     flags: Mapping[str, str] = field(default_factory=dict)
 
 

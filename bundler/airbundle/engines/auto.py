@@ -103,5 +103,5 @@ def plan(lock: BundleLock) -> EnginePlan:
         planned.model_config(model),
         lock.profile,
         model_format=model.format,
-        size=planned.model_size(model),
+        size=planned.loaded_size(lock),
     )

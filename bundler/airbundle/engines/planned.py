@@ -13,6 +13,7 @@ from airbundle.choose import EnginePlan, Request, plan_engine
 from airbundle.contract.lock import BundleLock, LockedModel
 from airbundle.contract.spec import DowngradePolicy
 from airbundle.engines.facts import EngineFacts, engine_facts
+from airbundle.engines.flaglist import check_flags
 from airbundle.engines.lazy import plan_environment
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
 from airbundle_onsite.contract.profile import HardwareProfile
@@ -53,8 +54,16 @@ def request_of(lock: BundleLock, engine: str, version: str) -> Request:
         gpus=spec.target.gpus,
         driver=_driver(lock),
         runtime=spec.runtime.kind,
+        custom_code=_runs_code(lock),
         flags=spec.engine.flags,
     )
+
+
+def _runs_code(lock: BundleLock) -> bool:
+    """Whether the spec lets the engine run Python code that the model brings, and there is some."""
+    model = lock.models[0]
+    named = "auto_map" in json.loads(model.facts.get("config", "") or "{}")
+    return lock.spec.model.trust_remote_code is True and (named or bool(model.custom_code))
 
 
 def _driver(lock: BundleLock) -> str:
@@ -85,6 +94,26 @@ def model_size(model: LockedModel) -> int:
     return sum(file.size for file in model.files if file.path.endswith((".safetensors", ".gguf", ".bin")))
 
 
+def loaded_size(lock: BundleLock) -> int:
+    """Bytes of all weights that are loaded: the model's, and what stands beside it."""
+    beside = (model for model in lock.models[1:] if model.role != "vocabulary")
+    return model_size(lock.models[0]) + sum(map(model_size, beside))
+
+
+def beside(lock: BundleLock, role: str, title: str) -> tuple[str, ...]:
+    """Served names of what stands beside the model in a role. Raises UsageError for GGUF, and for a second draft."""
+    found = [model for model in lock.models[1:] if model.role == role]
+    wrong = next((model for model in found if model.format == "gguf"), None)
+    if wrong is not None:
+        raise UsageError(
+            f"{role} {wrong.served_name}: {title} reads safetensors here, this is GGUF",
+            remedy="name a source with safetensors, or use llama.cpp for all of it",
+        )
+    if role == "draft" and len(found) > 1:
+        raise UsageError(f"{len(found)} models with the role draft: {title} takes one", remedy="keep one of them")
+    return tuple(model.served_name for model in found)
+
+
 def choice(lock: BundleLock, name: str, version: str) -> EnginePlan:
     """What is planned for a lock, with its reasons; also when it cannot work. Raises UsageError like `plan_engine`."""
     model = lock.models[0]
@@ -93,7 +122,7 @@ def choice(lock: BundleLock, name: str, version: str) -> EnginePlan:
         model_config(model),
         lock.profile,
         model_format=model.format,
-        size=model_size(model),
+        size=loaded_size(lock),
     )
 
 
@@ -104,7 +133,7 @@ def variants(lock: BundleLock, facts: EngineFacts, version: str) -> tuple[Varian
         UsageError: the planned case cannot work; with every reason.
     """
     model, request = lock.models[0], request_of(lock, facts.name, version)
-    config, size = model_config(model), model_size(model)
+    config, size = model_config(model), loaded_size(lock)
 
     def plan(wanted: Request, memory: int = 0) -> EnginePlan:
         profile = _with_memory(lock.profile, memory)
@@ -215,6 +244,7 @@ def _launch(
 ) -> LaunchPlan:
     plan, model = variant.plan, lock.models[0]
     before, fixed = command(lock, plan)
+    check_flags(facts.name, plan.version, {flag.name: flag.value for flag in fixed})
     argv = [*before]
     for flag in (*fixed, *(flag for flag in plan.flags if flag.name.startswith("-"))):
         argv += [word for word in (flag.name, flag.value) if word]
@@ -237,7 +267,7 @@ def _launch(
         needs=needs_of(lock, facts, plan),
         readiness=Readiness(
             health_path=facts.health,
-            load_seconds=_COMPILE + model_size(model) // _LOAD_RATE,
+            load_seconds=_COMPILE + loaded_size(lock) // _LOAD_RATE,
             request_seconds=120,
         ),
         log_patterns=_log_patterns(facts, plan, lock.spec.serving.downgrade),

@@ -48,7 +48,27 @@ def _command(lock: BundleLock, plan: EnginePlan) -> tuple[tuple[str, ...], tuple
         Flag("--served-model-name", "{served_name}", ""),
         Flag("--host", "{host}", ""),
         Flag("--port", "{port}", ""),
+        *_beside(lock),
     )
+
+
+def _beside(lock: BundleLock) -> list[Flag]:
+    """What stands beside the model: adapters by their own names, and a draft model."""
+    flags = []
+    adapters = planned.beside(lock, "adapter", "SGLang")
+    if adapters:
+        flags.append(Flag("--enable-lora", "", ""))
+        flags.append(Flag("--max-loras-per-batch", str(len(adapters) + 1), ""))  # and none, which counts too
+        flags.append(Flag("--lora-paths", f"{adapters[0]}={{models}}/{adapters[0]}", ""))
+        flags += [Flag(f"{name}={{models}}/{name}", "", "") for name in adapters[1:]]
+    for draft in planned.beside(lock, "draft", "SGLang"):
+        flags.append(Flag("--speculative-algorithm", "STANDALONE", ""))
+        flags.append(Flag("--speculative-draft-model-path", f"{{models}}/{draft}", ""))
+        # A chain of four guesses, and the token that the model itself adds.
+        flags.append(Flag("--speculative-num-steps", "4", ""))
+        flags.append(Flag("--speculative-eagle-topk", "1", ""))
+        flags.append(Flag("--speculative-num-draft-tokens", "5", ""))
+    return flags
 
 
 _KNOBS = (

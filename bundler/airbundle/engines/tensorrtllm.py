@@ -41,6 +41,7 @@ class TensorRtLlm:
                 remedy='set runtime.kind = "docker" and [image] to NVIDIA\'s release image',
             )
         _refuse_prebuilt(lock)
+        _refuse_beside(lock)
         return planned.launch_plans(lock, NAME, self.version(lock), _command, _KNOBS)
 
     def choice(self, lock: BundleLock) -> EnginePlan:
@@ -59,6 +60,16 @@ def _refuse_prebuilt(lock: BundleLock) -> None:
             f"model {lock.models[0].served_name}: {built[0]} is a prebuilt engine, which loads only on the GPU model "
             "and version it was built with",
             remedy="name the checkpoint itself; the PyTorch backend serves it",
+        )
+
+
+def _refuse_beside(lock: BundleLock) -> None:
+    """Adapters and drafts are named in the settings file, by paths that only the site knows."""
+    found = next((model for model in lock.models[1:] if model.role in ("adapter", "draft")), None)
+    if found is not None:
+        raise UsageError(
+            f"{found.role} {found.served_name}: trtllm-serve has no option for it",
+            remedy="leave it out of [[model.extra]], or use vLLM or SGLang, which take it",
         )
 
 

@@ -57,14 +57,13 @@ def _command(lock: BundleLock, plan: EnginePlan) -> tuple[tuple[str, ...], tuple
 def _beside(lock: BundleLock) -> list[Flag]:
     """What stands beside the model: adapters by their own names, and a draft model."""
     flags = []
-    adapters = [each.served_name for each in lock.models if each.role == "adapter"]
+    adapters = planned.beside(lock, "adapter", "vLLM")
     if adapters:
         flags.append(Flag("--enable-lora", "", ""))
         flags.append(Flag("--max-loras", str(len(adapters)), ""))
         flags.append(Flag("--lora-modules", f"{adapters[0]}={{models}}/{adapters[0]}", ""))
         flags += [Flag(f"{name}={{models}}/{name}", "", "") for name in adapters[1:]]
-    draft = next((each.served_name for each in lock.models if each.role == "draft"), None)
-    if draft:
+    for draft in planned.beside(lock, "draft", "vLLM"):
         settings = json.dumps(
             {"method": "draft_model", "model": "@", "num_speculative_tokens": 4}, separators=(",", ":")
         )

@@ -35,6 +35,7 @@ from airbundle.contract.spec import (
 )
 from airbundle.engines.auto import choose, held
 from airbundle.engines.base import Chooses
+from airbundle.engines.lazy import plan_environment
 from airbundle.engines.ollama import LAUNCHER, MANIFEST
 from airbundle_onsite.contract.fingerprint import Gpu
 from airbundle_onsite.contract.launch import LaunchPlan
@@ -201,9 +202,68 @@ def test_what_stands_beside_the_model() -> None:
         LockedModel("small", "local:c", "r", "safetensors", (BLOB,), role="draft"),
     )
     made = plans(extra=beside)[0]
+    assert made.needs.gpu_memory >= plans()[0].needs.gpu_memory
     place = made.argv.index("--lora-modules")
     assert made.argv[place + 1 : place + 3] == ("tone={models}/tone", "facts={models}/facts")
     assert '"model":"{models}/small"' in value(made, "--speculative-config")
+
+
+def test_what_stands_beside_the_model_on_sglang_and_not_on_tensorrt_llm() -> None:
+    beside = (
+        LockedModel("tone", "local:a", "r", "safetensors", (BLOB,), role="adapter"),
+        LockedModel("facts", "local:b", "r", "safetensors", (BLOB,), role="adapter"),
+        LockedModel("small", "local:c", "r", "safetensors", (BLOB,), role="draft"),
+    )
+    made = plans("sglang", extra=beside)[0]
+    place = made.argv.index("--lora-paths")
+    assert made.argv[place + 1 : place + 3] == ("tone={models}/tone", "facts={models}/facts")
+    assert "--enable-lora" in made.argv
+    assert value(made, "--speculative-draft-model-path") == "{models}/small"
+    with pytest.raises(UsageError, match="adapter tone: trtllm-serve has no option for it"):
+        plans("tensorrt-llm", extra=beside)
+    for engine in ("vllm", "sglang"):
+        with pytest.raises(UsageError, match="2 models with the role draft"):
+            plans(engine, extra=(beside[2], dataclasses.replace(beside[2], served_name="other")))
+        with pytest.raises(UsageError, match=r"draft small: .* reads safetensors here, this is GGUF"):
+            plans(engine, extra=(dataclasses.replace(beside[2], format="gguf"),))
+
+
+def test_what_stands_beside_the_model_takes_memory() -> None:
+    draft = LockedModel(
+        "small", "local:c", "r", "safetensors", (LockedFile("d.safetensors", "2" * 64, 4 << 30),), role="draft"
+    )
+    usual = plans(gpus=1)[0].needs.gpu_memory
+    assert plans(gpus=1, extra=(draft,))[0].needs.gpu_memory - usual > 3 << 30
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag"),
+    [("vllm", "--trust-remote-code"), ("sglang", "--trust-remote-code"), ("tensorrt-llm", "--trust_remote_code")],
+)
+def test_a_model_s_own_code_runs_only_where_the_spec_says_so(engine: str, flag: str) -> None:
+    config = json.dumps({**json.loads(CONFIG), "auto_map": {"AutoConfig": "configuration.Own"}})
+
+    def found(trust: bool | None, config: str, code: tuple[str, ...] = ()) -> bool:
+        made = lock(engine, facts={"config": config})
+        spec = dataclasses.replace(made.spec, model=dataclasses.replace(made.spec.model, trust_remote_code=trust))
+        model = dataclasses.replace(made.models[0], custom_code=code)
+        words = engines.create(engine).plans(dataclasses.replace(made, spec=spec, models=(model,)))[0].argv
+        return flag in words
+
+    assert found(True, config)
+    assert found(True, CONFIG, ("tokenizer.py",))  # named by the tokenizer's settings
+    assert not found(False, config)  # left out of the bundle
+    assert not found(None, config)
+    assert not found(True, CONFIG)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
+def test_what_keeps_an_engine_quiet_is_set(engine: str) -> None:
+    made = lock(engine)
+    for plan in engines.create(engine).plans(made):
+        wanted = plan_environment(engine, plan.engine_version, made)
+        assert wanted["HF_HUB_OFFLINE"] == "1"
+        assert wanted.items() <= plan.env.items()
 
 
 def test_what_cannot_work_is_refused_with_its_cure() -> None:
