@@ -154,6 +154,7 @@ def from_fingerprint(fingerprint: Fingerprint) -> HardwareProfile:
         cpu_flags=tuple(sorted(flag for flag in fingerprint.cpu.flags if _TELLING_FLAGS.fullmatch(flag))),
         min_memory=int((fingerprint.memory.total or 0) * _HOST_MEMORY_SHARE),
         min_glibc=fingerprint.os.glibc or "",
+        numa_nodes=fingerprint.cpu.numa_nodes or 0,
         sources={"fingerprint": f"taken {fingerprint.taken} s after the epoch, by the host's clock"},
     )
     return _with_id(made)
@@ -161,7 +162,7 @@ def from_fingerprint(fingerprint: Fingerprint) -> HardwareProfile:
 
 def _with_id(profile: HardwareProfile) -> HardwareProfile:
     """Hosts alike get one id: it is made of the facts, not of when they were read."""
-    facts = {name: getattr(profile, name) for name in ("arch", "gpu", "cpu_flags", "min_memory", "min_glibc")}
+    facts = {name: getattr(profile, name) for name in ("arch", "gpu", "cpu_flags", "min_memory", "min_glibc", "numa_nodes")}
     short = hashlib.sha256(encode(facts)).hexdigest()[:8]
     return HardwareProfile(id=f"host-{short}", title=profile.title, sources=profile.sources, **facts)
 

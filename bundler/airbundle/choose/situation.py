@@ -29,6 +29,7 @@ class Target:
         capability: e.g. ``9.0``; link: ``none``, ``pcie`` or ``nvlink``.
         driver: known or promised; driver_known: whether it was read on the host itself.
         data_centre: whether CUDA's forward compatibility is for this card.
+        numa_nodes: of the host; 0 when it is not known.
         kind: id of the known profile whose GPU it is; for one made from a fingerprint, found by the GPU's name.
     """
 
@@ -44,6 +45,7 @@ class Target:
     dtypes: tuple[str, ...]
     cpu_flags: tuple[str, ...]
     kind: str = ""
+    numa_nodes: int = 0
 
     @property
     def gib(self) -> float:
@@ -54,7 +56,9 @@ def target_of(profile: HardwareProfile, request: Request) -> Target:
     """The profile's hardware, as far as the request uses it."""
     gpu = profile.gpu
     if gpu is None or request.workload == "cpu":
-        return Target(profile.id, profile.arch, 0, 0, "", "none", "", False, False, (), profile.cpu_flags)
+        return Target(
+            profile.id, profile.arch, 0, 0, "", "none", "", False, False, (), profile.cpu_flags, "", profile.numa_nodes
+        )
     return Target(
         profile=profile.id,
         arch=profile.arch,
@@ -68,6 +72,7 @@ def target_of(profile: HardwareProfile, request: Request) -> Target:
         dtypes=gpu.dtypes,
         cpu_flags=profile.cpu_flags,
         kind=_kind(profile, gpu),
+        numa_nodes=profile.numa_nodes,
     )
 
 
@@ -122,6 +127,7 @@ def target_facts(target: Target, request: Request) -> dict[str, Value]:
         "driver_cuda": version(driver_cuda(target.driver)) if target.driver else None,
         "data_centre": target.data_centre,
         "avx512": "avx512f" in target.cpu_flags,
+        "numa_nodes": target.numa_nodes or None,
         "runtime": request.runtime,
         "context": request.context,
         "concurrency": request.concurrency,
@@ -166,7 +172,7 @@ def filled(text: str, words: Mapping[str, str]) -> str:
 NAMES = frozenset(
     {
         *("profile", "arch", "gpus", "gpu_gib", "capability", "link", "driver", "driver_known", "driver_cuda"),
-        *("data_centre", "avx512", "runtime", "context", "concurrency", "ttft_ms"),
+        *("data_centre", "avx512", "numa_nodes", "runtime", "context", "concurrency", "ttft_ms"),
         *("format", "model_type", "architecture", "dtype", "quantization", "experts", "heads", "kv_heads", "head_dim"),
         *("layers", "native_context", "latent", "windowed", "recurrent", "vision", "custom_code"),
         *("engine", "version", "cuda", "workload"),

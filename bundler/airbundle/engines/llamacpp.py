@@ -176,7 +176,7 @@ def _flags(lock: BundleLock, case: Case) -> list[Flag]:
             _HELP,
         ),
         Flag("--parallel", str(case.concurrency), case.reason("serving.concurrency of the spec"), _HELP),
-        Flag("--threads", "{threads}", "physical cores: generation is bound by memory, and hyper-threads only contend"),
+        *_cpu(lock, case),
         Flag(
             "--cache-ram",
             str(memory.prompt_cache // MIB),
@@ -196,6 +196,19 @@ def _flags(lock: BundleLock, case: Case) -> list[Flag]:
         flags.append(Flag("--gpu-layers", "999", "every layer on the GPU; layers left on the CPU slow each token"))
     flags += _beside(lock)
     return _with_own(flags, lock.spec.engine.flags)
+
+
+def _cpu(lock: BundleLock, case: Case) -> list[Flag]:
+    """Threads and NUMA. With the weights on GPUs the processor does little, and the default stands."""
+    reason = "physical cores: generation is bound by memory, and hyper-threads only contend"
+    nodes = lock.profile.numa_nodes
+    if case.gpus or nodes == 1:
+        return [Flag("--threads", "{threads}", reason)]
+    if not nodes:
+        reason += "; how many NUMA nodes the host has is known from its fingerprint only, so --numa keeps its default"
+        return [Flag("--threads", "{threads}", reason)]
+    spread = f"{nodes} NUMA nodes: threads are spread evenly over them, so that the bandwidth of each is used"
+    return [Flag("--threads", "{threads}", reason), Flag("--numa", "distribute", spread, _HELP)]
 
 
 _BESIDE = {

@@ -48,6 +48,7 @@ class HardwareProfile:
         cpu_flags: flags every such CPU has, as in /proc/cpuinfo.
         min_memory: bytes of host memory.
         min_glibc: lowest glibc, e.g. ``"2.28"``; the wheels are resolved for it.
+        numa_nodes: of the host; 0 when it is not known, as in a profile of many hosts.
         notes: what engines can and cannot do there, for people.
         sources: where each fact comes from.
     """
@@ -59,5 +60,6 @@ class HardwareProfile:
     cpu_flags: tuple[str, ...] = ()
     min_memory: int = 0
     min_glibc: str = ""
+    numa_nodes: int = 0
     notes: tuple[str, ...] = ()
     sources: Mapping[str, Any] = field(default_factory=dict)

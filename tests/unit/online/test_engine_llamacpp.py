@@ -225,6 +225,20 @@ def test_less_for_hosts_with_less() -> None:
     assert "here 1 request at once in place of 2 and a cache in q8_0 in place of 16 bits" in reasons["--parallel"]
 
 
+@pytest.mark.parametrize(("nodes", "numa"), [(0, False), (1, False), (2, True)])
+def test_threads_are_spread_over_numa_nodes_that_are_known(nodes: int, numa: bool) -> None:
+    made = lock()
+    found = plan(dataclasses.replace(made, profile=dataclasses.replace(made.profile, numa_nodes=nodes)))
+    assert ("--numa" in found.argv) is numa
+    if numa:
+        assert value(found, "--numa") == "distribute"
+    threads = next(flag.reason for flag in found.flags if flag.name == "--threads")
+    assert ("--numa keeps its default" in threads) is (nodes == 0)
+    card = lock("docker", (), profile="h200-sxm")
+    on_gpu = dataclasses.replace(card, profile=dataclasses.replace(card.profile, numa_nodes=nodes))
+    assert "--numa" not in plan(on_gpu).argv
+
+
 def test_where_one_request_was_asked_for_the_context_gets_shorter() -> None:
     made = lock(context=8192)
     serving = dataclasses.replace(made.spec.serving, concurrency=1)

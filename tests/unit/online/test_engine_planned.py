@@ -257,6 +257,26 @@ def test_a_model_s_own_code_runs_only_where_the_spec_says_so(engine: str, flag: 
     assert not found(True, CONFIG)
 
 
+def on_nodes(nodes: int, engine: str, **wishes: Any) -> LaunchPlan:
+    made = lock(engine, **wishes)
+    return engines.create(engine).plans(
+        dataclasses.replace(made, profile=dataclasses.replace(made.profile, numa_nodes=nodes))
+    )[0]
+
+
+def test_workers_keep_to_the_numa_node_of_their_gpu_where_they_may() -> None:
+    for version, has in (("0.24.0", True), ("0.10.2", False)):
+        wheels = (wheel("vllm", version),)
+        for nodes in (0, 1, 2):
+            made = on_nodes(nodes, "vllm", runtime="venv", wheels=wheels)
+            assert ("--numa-bind" in made.argv) is (has and nodes == 2)
+    patterns = {each.id: each for each in on_nodes(2, "vllm", runtime="venv", wheels=wheels).log_patterns}
+    assert "vllm.numa-bind" in patterns
+    assert "--numa-bind" not in on_nodes(2, "vllm").argv  # a container has no right to
+    assert on_nodes(2, "sglang").env["SGLANG_AUTO_NUMA_BIND"] == "1"
+    assert "SGLANG_AUTO_NUMA_BIND" not in on_nodes(0, "sglang").env
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "tensorrt-llm"])
 def test_what_keeps_an_engine_quiet_is_set(engine: str) -> None:
     made = lock(engine)
