@@ -77,7 +77,7 @@ def main(
         return int(ExitCode.UNEXPECTED)
     except OSError as error:
         console.note(traceback.format_exc())
-        _report_error(console, AirbundleError(f"the system refused: {error}"), as_json)
+        _report_error(console, _refused(error), as_json)
         return int(ExitCode.UNEXPECTED)
     except Exception as error:  # noqa: BLE001  the last resort: a bug must still end in a sentence and an exit code
         console.note(traceback.format_exc())
@@ -90,6 +90,15 @@ def main(
         return int(ExitCode.UNEXPECTED)
     finally:
         console.close()
+
+
+def _refused(error: OSError) -> AirbundleError:
+    """What the operating system would not do, with the file it was about."""
+    place = f"{error.filename}: " if error.filename else ""
+    return AirbundleError(
+        f"the system refused: {place}{error.strerror or error}",
+        remedy="see that the directory is there, can be written and has space; then run the same command again",
+    )
 
 
 def _run(words: list[str], world: World, console: Console) -> ExitCode:
@@ -211,6 +220,7 @@ _VALUED = (
     "--replace-signer",
     "--keep",
 )
+_WITH_SEVERAL = frozenset(f"--{name}" for name, command in COMMANDS.items() if command.several)
 _WITH_VALUE = frozenset(_VALUED) | {f"--{name}" for name, command in COMMANDS.items() if command.value}
 
 
@@ -246,11 +256,12 @@ def parse(words: Sequence[str], default_root: str = "") -> Options:
             f"--{command} was followed by an empty word",
             remedy=f"name a {COMMANDS[command].value}, or leave the word out where --help says that it may be",
         )
+    values_given = tuple(value) if isinstance(value, list) else (value,) if isinstance(value, str) else ()
     _check_values(known)
     return Options(
         command=command,
-        value=value if isinstance(value, str) else None,
-        values=tuple(value) if isinstance(value, list) else (),
+        value=values_given[0] if values_given else None,
+        values=values_given,
         sources=tuple(known.sources or ()),
         proxy=known.proxy or "",
         root=_root(known.root, default_root),
@@ -322,7 +333,8 @@ def _with_dashes(words: Sequence[str]) -> list[str]:
                 raise UsageError(f"no action {word!r}{near_miss(word, COMMANDS)}", remedy="--help lists all")
             made[index] = f"--{word}"
             break
-        before = word
+        if word.startswith("-") or before not in _WITH_SEVERAL:
+            before = word
     return made
 
 

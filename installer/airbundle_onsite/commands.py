@@ -44,7 +44,7 @@ class Options:
         with_tensors: for inventory: list the tensors of model files.
         sources: further directories and URLs that parts are taken from.
         proxy: URL of a proxy for those URLs; empty for none.
-        values: the words that follow a command that takes several.
+        values: all the words that follow it, where it takes several.
     """
 
     command: str
@@ -152,6 +152,8 @@ def _verified(site: Site, options: Options, found: places.Places) -> Report:
         checks += host
     else:
         code = exit_code(checks, _worst_of_bundle(checks), strict=options.strict)
+        unread = "the parts were not read, and this host was not looked at: what failed above comes first"
+        checks.append(CheckResult("verify.part", "skip", unread))
     return _checks(checks, code)
 
 
@@ -251,7 +253,10 @@ def _name(site: Site, options: Options) -> str:
     names = site.store.bundles()
     if options.name is not None:
         if options.name not in names:
-            raise UsageError(f"{options.name} is not installed under {site.layout.root}: {_listed(names)}")
+            raise UsageError(
+                f"{options.name} is not installed under {site.layout.root}; installed: {_listed(names)}",
+                remedy="name one of those, or another place with --root DIR",
+            )
         return options.name
     if len(names) == 1:
         return names[0]
@@ -264,7 +269,11 @@ def _name(site: Site, options: Options) -> str:
 
 
 def _listed(names: list[str]) -> str:
-    return ", ".join(names) or "nothing is"
+    return ", ".join(names) or "nothing"
+
+
+def _nothing(site: Site) -> str:
+    return f"nothing is installed under {site.layout.root} (--root DIR names another place)"
 
 
 def run_activate(site: Site, options: Options) -> Report:
@@ -295,7 +304,7 @@ def run_status(site: Site, options: Options) -> Report:
     names = [_name(site, options)] if options.name else site.store.bundles()
     states = [status.status(site, name) for name in names]
     if not states:
-        return Report(f"nothing is installed under {site.layout.root}", [], ExitCode.NOTHING_RUNNING)
+        return Report(_nothing(site), [], ExitCode.NOTHING_RUNNING)
     well = all(state.answers for state in states)
     text = "\n".join(status.status_text(state) for state in states)
     return Report(text, states, ExitCode.OK if well else ExitCode.NOTHING_RUNNING)
@@ -312,7 +321,7 @@ def run_list(site: Site, options: Options) -> Report:
         for version, reason in site.store.damaged(name).items():
             lines.append(f"! {name} {version}  damaged: {reason}")
             data.append({"active": version == active, "name": name, "version": version, "damaged": reason})
-    return Report("\n".join(lines) or f"nothing is installed under {site.layout.root}", data)
+    return Report("\n".join(lines) or _nothing(site), data)
 
 
 def run_smoke(site: Site, options: Options) -> Report:

@@ -30,6 +30,7 @@ SMALL_LIMIT = 64 * 1024 * 1024
 
 _TIMEOUT = 30.0  # seconds without a byte
 _WAITS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0)  # seconds before each further try, as long as nothing new arrives
+_TRIES_AT_FIRST = 2  # further ones, of a server that never answered: its name may be wrong
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504})
 _GONE = frozenset({404, 410})
 _RANGE = re.compile(r"bytes (\d+)-\d+/(\d+|\*)")
@@ -74,7 +75,7 @@ class WebFolder:
         self._sizes: dict[str, Optional[int]] = {}
         self._absent: set[str] = set()
         self._open: Optional[tuple[str, int, _Answer]] = None  # name, position, body
-        self._dead = ""
+        self._met, self._dead = False, ""
 
     @property
     def places(self) -> Sequence[str]:
@@ -92,6 +93,7 @@ class WebFolder:
             request = urllib.request.Request(self.url + name, method="HEAD", headers=_HEADERS)
             try:
                 with self._opener.open(request, timeout=_TIMEOUT) as answer:
+                    self._met = True
                     self._sizes[name] = _number(answer.headers.get("Content-Length"))
             except urllib.error.HTTPError as error:
                 if error.code in _GONE:
@@ -114,7 +116,7 @@ class WebFolder:
                 block = self._read(name, offset + done, min(media.CHUNK, size - done))
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                if failures == len(_WAITS) or _is_hopeless(error):
+                if failures == (len(_WAITS) if self._met else _TRIES_AT_FIRST) or _is_hopeless(error):
                     self._dead = f"{self.url}{name}: {_why(error)}"
                     raise media.Unreadable(self._dead) from error
                 self._clock.sleep(_WAITS[failures])
@@ -165,6 +167,7 @@ class WebFolder:
         headers = {**_HEADERS, **({"Range": f"bytes={position}-"} if position else {})}
         try:
             body = self._opener.open(urllib.request.Request(self.url + name, headers=headers), timeout=_TIMEOUT)
+            self._met = True
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 416:
