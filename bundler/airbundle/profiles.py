@@ -33,8 +33,11 @@ def load(profile_id: str) -> HardwareProfile:
     """
     known = _files()
     if profile_id not in known:
+        # h200 means h200-sxm, although h20 is spelled more alike.
+        longer = " or ".join(repr(each) for each in known if each.startswith(f"{profile_id}-"))
+        hint = f" (did you mean {longer}?)" if longer else near_miss(profile_id, known)
         raise UsageError(
-            f"no hardware profile {profile_id!r}{near_miss(profile_id, known)}",
+            f"no hardware profile {profile_id!r}{hint}",
             remedy=f"choose one of: {', '.join(known)}; or give target.fingerprint, the file that "
             "`bash install.sh --fingerprint FILE` wrote at the site",
         )
@@ -162,7 +165,9 @@ def from_fingerprint(fingerprint: Fingerprint) -> HardwareProfile:
 
 def _with_id(profile: HardwareProfile) -> HardwareProfile:
     """Hosts alike get one id: it is made of the facts, not of when they were read."""
-    facts = {name: getattr(profile, name) for name in ("arch", "gpu", "cpu_flags", "min_memory", "min_glibc", "numa_nodes")}
+    facts = {
+        name: getattr(profile, name) for name in ("arch", "gpu", "cpu_flags", "min_memory", "min_glibc", "numa_nodes")
+    }
     short = hashlib.sha256(encode(facts)).hexdigest()[:8]
     return HardwareProfile(id=f"host-{short}", title=profile.title, sources=profile.sources, **facts)
 

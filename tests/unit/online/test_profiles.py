@@ -178,3 +178,16 @@ def test_gpus_that_could_not_be_read_are_not_guessed(facts: GpuFacts) -> None:
     with pytest.raises(UsageError) as caught:
         profiles.from_fingerprint(host(gpu=facts))
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("h200", "did you mean 'h200-sxm'?"),
+        ("a100-80", "did you mean 'a100-80-pcie' or 'a100-80-sxm'?"),
+        ("h200-smx", "did you mean 'h200-sxm'?"),
+    ],
+)
+def test_a_shortened_name_is_completed_before_it_is_corrected(word: str, hint: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(hint)):
+        profiles.load(word)
