@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy
 
 _BLOCK = 32 * 1024 * 1024
-_STRING, _U32 = 8, 4  # value types of the GGUF format
+_STRING, _U32, _ARRAY = 8, 4, 9  # value types of the GGUF format
 _F16 = 1  # tensor type
 
 
@@ -33,8 +33,15 @@ def write_gguf(path: Path, size: int) -> None:
         "llama.attention.head_count": 4,
         "llama.attention.head_count_kv": 4,
     }
-    header = struct.pack("<4sIQQ", b"GGUF", 3, 1, len(facts) + 1)
-    header += _text("general.architecture") + struct.pack("<I", _STRING) + _text("llama")
+    texts = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.chat_template": "{{ messages[0].content }}",
+    }
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 1, len(facts) + len(texts) + 1)
+    for name, text in texts.items():
+        header += _text(name) + struct.pack("<I", _STRING) + _text(text)
+    header += _text("tokenizer.ggml.tokens") + struct.pack("<IIQ", _ARRAY, _STRING, 2) + _text("a") + _text("b")
     for name, value in facts.items():
         header += _text(name) + struct.pack("<II", _U32, value)
     header += _text("token_embd.weight") + struct.pack("<IQQIQ", 2, 256, count // 256, _F16, 0)
