@@ -111,9 +111,18 @@ class Signers:
         given = self._options.allowed
         if given is not None:
             try:
-                return given, given.read_bytes()
+                content = given.read_bytes()
             except OSError as error:
-                raise UsageError(f"--allowed-signers {given}: {error.strerror}") from error
+                raise UsageError(
+                    f"--allowed-signers {given}: {error.strerror}", remedy="name a file that can be read"
+                ) from error
+            if not listed_signers(content):
+                raise UsageError(
+                    f"--allowed-signers {given}: no line of it names a key that may sign bundles",
+                    remedy=f'a line is NAME namespaces="{NAMESPACE}" ssh-ed25519 KEY: `airbundle keygen` printed it '
+                    "(a .pub file has no NAME)",
+                )
+            return given, content
         for path in (self._machine, self._own):
             try:
                 return path, path.read_bytes()

@@ -192,6 +192,11 @@ class _Examination:
             remedy = "name the directory that holds install.sh and bundle.json"
             self._add("verify.directory", "the bundle's directory", [Problem(str(self._directory), found, remedy)])
             return False
+        if not self._names.keys() & {layout.CHECKSUMS, layout.MANIFEST, layout.SIGNATURE, layout.INSTALLER}:
+            found = "it holds no bundle"
+            remedy = "name the directory that holds install.sh and bundle.json"
+            self._add("verify.directory", "the bundle's directory", [Problem(str(self._directory), found, remedy)])
+            return False
         return True
 
     def _read_checksums(self) -> dict[str, str]:

@@ -217,3 +217,24 @@ def test_secrets_are_taken_out(text: str) -> None:
 @pytest.mark.parametrize("text", ["max_tokens: 4096", "a token was generated", "sha256:0123abcd", "--root /opt/x"])
 def test_ordinary_text_stays(text: str) -> None:
     assert redact(text) == text
+
+
+def test_a_signers_file_without_a_signer_is_refused(bundle: Path, tmp_path: Path) -> None:
+    signers = tmp_path / "team.pub"
+    signers.write_text("ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIN6WxlYNDMz3vd4FkrMZYj1HN26LCuO9OWNgI5xPvfFE\n")
+    code, _, err = _main("--root", tmp_path / "r", "--bundle", bundle, "--verify", "--allowed-signers", signers)
+    assert code == 2
+    assert f"{signers}: no line of it names a key" in err and "a .pub file has no NAME" in err
+
+
+def test_a_directory_around_the_bundle_is_told_from_a_damaged_one(bundle: Path, tmp_path: Path) -> None:
+    code, out, _ = _main("--root", tmp_path / "r", "--bundle", bundle.parent, "--verify")
+    assert code == 5
+    assert "it holds no bundle" in out and "copy it again" not in out and "the parts were not read" in out
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    target = tmp_path / "nowhere" / "s.tgz"
+    code, _, err = _main("--root", tmp_path / "r", "--support-bundle", target)
+    assert code == 1
+    assert str(target.parent) in err and "What to do: " in err and "Errno" not in err
