@@ -123,7 +123,7 @@ def test_shared_file_changed_in_place_is_noticed(cache: Cache, tmp_path: Path) -
     mine.write_bytes(DATA)
     cache.share(mine, lambda count: None)
     with mine.open("r+b") as handle:
-        handle.write(b"!")
+        handle.write(bytes([DATA[0] ^ 1]))
     os.utime(mine, ns=(1, 1))
     if cache.path(SHA256).stat().st_ino == mine.stat().st_ino:  # a hard link: other filesystems share blocks or copy
         assert not cache.has(SHA256, len(DATA))
