@@ -99,7 +99,7 @@ class Bench:
         return Run(min(run.seconds for run in runs), max(run.memory for run in runs), max(run.disk for run in runs))
 
 
-def model_rows(bench: Bench, size: int) -> None:
+def model_rows(bench: Bench, size: int, *, usual: bool = True) -> None:
     """Build, verify and stage a bundle around a model of `size` bytes in the venv runtime."""
     model = bench.work / "model.gguf"
     write_gguf(model, size)
@@ -126,7 +126,8 @@ def model_rows(bench: Bench, size: int) -> None:
     extra = staged.disk - payload
     bench.add(Row("  extra disk beyond the payload", 0, extra / MIB, "MiB", "≤ 64 + unpacked wheels", disk=extra))
     shutil.rmtree(root)
-    _usual_model(bench, model, staged.seconds + built.seconds)
+    if usual:
+        _usual_model(bench, model, staged.seconds + built.seconds)
     model.unlink()
     shutil.rmtree(bundle)
 
@@ -275,6 +276,7 @@ def main() -> int:
     parser.add_argument("--model-gib", type=float, default=2.0)
     parser.add_argument("--image-gib", type=float, default=1.0)
     parser.add_argument("--no-image", action="store_true", help="leave out what needs docker and root")
+    parser.add_argument("--no-usual", action="store_true", help="leave out the usual script, which takes minutes")
     options = parser.parse_args()
     work = options.dir.absolute()
     shutil.rmtree(work, ignore_errors=True)
@@ -282,7 +284,7 @@ def main() -> int:
     bench = Bench(work)
     try:
         fingerprint_row(bench)
-        model_rows(bench, int(options.model_gib * GIB))
+        model_rows(bench, int(options.model_gib * GIB), usual=not options.no_usual)
         if not options.no_image:
             image_rows(bench, int(options.image_gib * GIB))
     finally:

@@ -7,8 +7,8 @@ be loaded or the address is taken, 2 when the command line is wrong.
 """
 
 import argparse
-import pathlib
 import os
+import pathlib
 import signal
 import socket
 import sys
