@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,6 +16,8 @@ from airbundle_onsite.contract.manifest import BundleManifest, OuterFile
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import BusyError, UsageError
 from airbundle_onsite.system import Talk
+
+_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
 def require_space(output: Path, needed: int) -> None:
@@ -53,7 +56,16 @@ def write_synced(path: Path, data: bytes, mode: int) -> None:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())
-    path.chmod(mode)
+    set_mode(path, mode)
+
+
+def set_mode(path: Path, mode: int) -> None:
+    """Give a file its mode where there are modes: FAT, exFAT and NTFS have none, and some say so."""
+    try:
+        path.chmod(mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 @contextlib.contextmanager
@@ -93,7 +105,7 @@ def publish(partial: Path, final: Path) -> None:
     """Give the whole directory its final name; an older bundle of that name goes only after that."""
     old = final.with_name(f".{final.name}.old")
     shutil.rmtree(old, ignore_errors=True)
-    partial.chmod(0o755)
+    set_mode(partial, 0o755)
     if final.exists():
         final.rename(old)
     partial.rename(final)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from airbundle.bundledir import counter, publish, require_absent, require_space
+from airbundle.bundledir import counter, publish, require_absent, require_space, set_mode
 from airbundle.cache import Cache
 from airbundle.contract.lock import LockedFile
 from airbundle.oci.client import Place, RegistryClient
@@ -151,7 +151,7 @@ def _settle(files: list[LockedFile], cache: Cache, directory: Path, output: Path
         else:
             cache.path(each.sha256).rename(target)
             placed[each.sha256] = target
-        target.chmod(0o755 if each.path == layout.INSTALLER else 0o644)
+        set_mode(target, 0o755 if each.path == layout.INSTALLER else 0o644)
     manifest = trust(directory).manifest
     wrong = [part.name for part in manifest.payload.parts if hashes[part.name] != part.sha256]
     if wrong:

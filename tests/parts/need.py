@@ -22,10 +22,13 @@ PACKAGES = {
     "fusermount": "fuse",
     "ip": "iproute2",
     "iptables": "iptables",
+    "losetup": "mount",
+    "mkfs.exfat": "exfatprogs",
     "mkfs.ext4": "e2fsprogs",
     "mkfs.vfat": "dosfstools",
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
+    "mount.exfat-fuse": "exfat-fuse",
     "openssl": "openssl",
     "podman": "podman",
     "setpriv": "util-linux",
@@ -45,13 +48,14 @@ GROUPS = {
     "images": ("mmdebstrap",),
     "netns": ("unshare", "ip"),
     "ext4": ("mkfs.ext4", "mount"),
+    "exfat": ("mkfs.exfat", "mount.exfat-fuse", "losetup", "mount"),
     "fat": ("mkfs.vfat", "fusefat", "fusermount"),
     "shellcheck": ("shellcheck",),
     "ssh-keygen": ("ssh-keygen",),
 }
 """Parts by the name used in ``@pytest.mark.real(...)``, and the programs each needs."""
 
-NEED_ROOT = frozenset({"docker", "podman", "images", "netns", "ext4", "fat"})
+NEED_ROOT = frozenset({"docker", "podman", "images", "netns", "exfat", "ext4", "fat"})
 
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 

@@ -229,6 +229,7 @@ def _background() -> Optional[int]:
         os._exit(0 if text == "ok" else 1)
     os.close(reader)
     os.setsid()
+    os.chdir("/")  # the directory that the installation was started in may be a stick that is to be pulled out
     if os.fork():
         os._exit(0)
     nothing = os.open(os.devnull, os.O_RDWR)

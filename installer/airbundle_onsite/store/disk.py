@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -14,6 +15,7 @@ DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 WEIGHT_MODE = 0o444
 SECRET_MODE = 0o600
+_NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
 def make_directory(path: Path, base: Path) -> None:
@@ -84,11 +86,20 @@ def write_new(path: Path, chunks: Iterable[bytes], mode: int) -> int:
                     written = file.write(view)
                     count += written
                     view = view[written:]
-            os.fchmod(file.fileno(), mode)
+            _set_mode(file.fileno(), mode)
     except BaseException:
         path.unlink()
         raise
     return count
+
+
+def _set_mode(descriptor: int, mode: int) -> None:
+    """Give a file its mode where there are modes: a file that is written onto a stick may find none."""
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError as error:
+        if error.errno not in _NO_MODES:
+            raise
 
 
 def write_atomic(path: Path, data: bytes, mode: int = FILE_MODE) -> None:
