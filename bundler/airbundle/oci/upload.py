@@ -224,8 +224,13 @@ class _Body(io.RawIOBase):
     """A request's body of a known length."""
 
     def __init__(self, chunks: _Chunks, size: int) -> None:
-        self._chunks, self._left = chunks, size
-        self.len = size  # how `requests` learns the length
+        self._chunks, self._left, self._size = chunks, size, size
+
+    def __len__(self) -> int:
+        return self._size
+
+    def tell(self) -> int:  # without it, `requests` does not trust the length
+        return self._size - self._left
 
     def readable(self) -> bool:
         return True
