@@ -86,7 +86,7 @@ def test_images_stream_in_and_are_found_by_id_and_name(
     made = samples.manifest(samples.plan("docker"), images=[entry])
     assert runtime.has_images(made) == []
     assert docker_engine.run("inspect", "-f", "{{.Id}}", entry.name).stdout.strip() == entry.config_digest
-    docker_engine.run("rmi", "--no-prune", entry.name)
+    docker_engine.run("rmi", "-f", entry.config_digest)  # other tests may have given it other names
     assert runtime.has_images(made) == [entry.name]
     with pytest.raises(EngineError, match="is not in the container engine any more"):
         runtime._image_id(entry)
