@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -135,6 +136,23 @@ def write_tar(bundle: Path, target: Path, talk: Talk) -> int:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    return size
+
+
+def pack(bundle: Path, target: Path, talk: Talk, *, replace: bool) -> int:
+    """Turn a bundle that was just built into one tar file; otherwise as `write_tar`. Both are on the disk for a while.
+
+    Args:
+        bundle, target, talk: as for `write_tar`; the directory is removed in the end.
+        replace: whether the file may be there already.
+    """
+    if not replace:
+        require_absent(target)
+    fresh = target.with_name(f".{target.name}.fresh")
+    fresh.unlink(missing_ok=True)
+    size = write_tar(bundle, fresh, talk)
+    fresh.replace(target)
+    shutil.rmtree(bundle)
     return size
 
 

@@ -196,6 +196,8 @@ def run_repair_request(site: Site, options: Options) -> Report:
             raise UsageError(f"{path} lies in the bundle, which is never changed", remedy="name a file elsewhere")
         trusted, checks = signers.Signers(site, options.trust).checks(found.directory, found.source)
         made = blame.blame(trusted, checks, found.directory, found.source, site.talk)
+    if trusted is None and not made.bad:
+        return _checks(checks, exit_code(checks, _worst_of_bundle(checks)))
     if made.bad:
         write_atomic(path, encode(made.request), FILE_MODE)
     return Report(blame.blame_text(made, str(path)), made)

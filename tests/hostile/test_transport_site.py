@@ -93,6 +93,27 @@ def test_nothing_bad_writes_no_request(here, stick, tmp_path):
     assert not (tmp_path / "none.json").exists()
 
 
+def test_small_files_are_named_and_surplus_ones_are_not_asked_for(here, bundle, stick, tmp_path):
+    flip(stick / layout.README, 10)
+    (stick / layout.README_ZH).unlink()
+    (stick / "holiday.jpg").write_bytes(b"x")
+    request = json.loads(asked(here, stick, tmp_path).read_text())
+    assert sorted(request["files"]) == sorted([layout.README, layout.README_ZH])
+    made = repair(bundle, read_request(tmp_path / "request.json"), tmp_path / "answer", Silent())
+    assert made.pieces == ()
+    assert here.install(made.directory, "--from", stick).code == 0
+
+
+def test_what_is_no_bundle_is_not_called_good(here, tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = here.run("--bundle", tmp_path / "empty", "--repair-request", tmp_path / "r.json")
+    assert done.code in (0, 5), done
+    assert "nothing to ask for" not in done.out
+    done = here.run("--bundle", tmp_path / "absent", "--repair-request", tmp_path / "r.json")
+    assert done.code == 5, done
+    assert "cannot be read as a directory" in done.out
+
+
 def test_a_request_is_never_written_onto_the_media(here, stick):
     flip(part(stick, 1), 100)
     done = here.run("--bundle", stick, "--repair-request", stick / "request.json")

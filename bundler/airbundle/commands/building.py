@@ -21,6 +21,7 @@ from airbundle.commands.difference import (
     way_back,
 )
 from airbundle.commands.locking import fresh_lock
+from airbundle.commands.moving import tar_text
 from airbundle.commands.signing import open_keys, signed_text, signing_options
 from airbundle.contract.lock import BundleLock
 from airbundle.data import data_dir
@@ -32,6 +33,7 @@ from airbundle.prove.closure import table_text
 from airbundle.prove.collect import prove_lock
 from airbundle.rehearse import run as rehearsal
 from airbundle.signing import SigningKey
+from airbundle.splitting import pack
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import ExitCode, UsageError
@@ -47,6 +49,7 @@ from airbundle_onsite.system import SystemRunner
 @click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
 @click.option("--unproven", is_flag=True, help="Build although the closure proof failed; the bundle says so.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
+@click.option("--single", is_flag=True, help="One tar file of the whole bundle instead of its directory.")
 @difference_options
 @signing_options
 @with_app
@@ -61,6 +64,7 @@ def build_command(
     rehearsed: bool,
     unproven: bool,
     dry_run: bool,
+    single: bool,
     sign_keys: Sequence[Path],
     base: Sequence[Path],
     base_skip: Sequence[str],
@@ -83,7 +87,7 @@ def build_command(
         if spec_path is not None or dry_run:
             raise UsageError("--rollback-to takes no SPEC and no --dry-run", remedy="name the older bundle or its lock")
         built = _build_way_back(app, options, output, part_size=part_size, force=force, unproven=unproven, keys=keys)
-        _report_built(app, built, keys)
+        _report_built(app, built, keys, single=single, force=force)
         return
     if spec_path is None:
         raise UsageError("no SPEC was named", remedy="for example: airbundle build bundle.toml")
@@ -106,7 +110,7 @@ def build_command(
         keys=keys,
         difference=difference_of(app, options),
     )
-    _report_built(app, built, keys)
+    _report_built(app, built, keys, single=single, force=force)
 
 
 def _build_way_back(
@@ -146,12 +150,15 @@ def _build_way_back(
     )
 
 
-def _report_built(app: App, built: Built, keys: Sequence[SigningKey]) -> None:
+def _report_built(app: App, built: Built, keys: Sequence[SigningKey], *, single: bool, force: bool) -> None:
     signers = [key.fingerprint for key in keys]
-    app.result(
-        f"{built_text(built)}\n{signed_text(built.directory, signers)}",
-        {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest, "signed_by": signers},
-    )
+    data = {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest, "signed_by": signers}
+    text = f"{built_text(built)}\n{signed_text(built.directory, signers)}"
+    if single:
+        file = built.directory.with_name(f"{built.directory.name}.tar")
+        count = pack(built.directory, file, app.console, replace=force)
+        text, data = f"{text}\n{tar_text(file, count)}", {**data, "bundle": str(file), "size": count}
+    app.result(text, data)
 
 
 @click.command("demo")

@@ -49,16 +49,24 @@ def blame(
         source: where its parts are; None for `directory`.
         talk: told the bytes done.
     """
-    files = tuple(check.summary.partition(":")[0] for check in checks if check.status == "fail")
+    files = _small_files(trusted, checks)
     if trusted is None:
         found = _found(source or Directory(directory), talk)
         return Blame(RepairRequest(SCHEMA_VERSION, found=found, files=files), files, None)
     bad = [outcome for outcome in read_pieces(trusted, talk) if not outcome.good]
     manifest = trusted.manifest
-    small = tuple(name for name in files if not layout.PART_PATTERN.match(name))
-    request = RepairRequest(SCHEMA_VERSION, manifest.name, manifest.version, trusted.sha256, _by_part(bad), files=small)
-    lines = (*small, *(str(outcome.piece) for outcome in bad))
+    request = RepairRequest(SCHEMA_VERSION, manifest.name, manifest.version, trusted.sha256, _by_part(bad), files=files)
+    lines = (*files, *(str(outcome.piece) for outcome in bad))
     return Blame(request, lines, sum(outcome.piece.size for outcome in bad))
+
+
+def _small_files(trusted: Optional[TrustedManifest], checks: Sequence[CheckResult]) -> tuple[str, ...]:
+    """Files beside the parts that failed checks are about; surplus files are not among them."""
+    known = {layout.MANIFEST, layout.SIGNATURE, layout.CHECKSUMS}
+    if trusted is not None:
+        known.update(outer.name for outer in trusted.manifest.outer)
+    lines = [line for check in checks if check.status == "fail" for line in (check.evidence or (check.summary,))]
+    return tuple(dict.fromkeys(name for name in (line.partition(":")[0] for line in lines) if name in known))
 
 
 def _by_part(bad: Sequence[Outcome]) -> tuple[BadPart, ...]:
