@@ -302,7 +302,12 @@ def _restore_old(site: Site, entry: JournalEntry, *, prepare: bool) -> tuple[Opt
         port = entry.facts.get("old_port")
         if isinstance(port, int) and port and port != release.record.port:
             release = site.store.save(release, port=port)  # the same version was to move to another port
-        if running_instance(site, release) is None:
+        instance = running_instance(site, release)
+        if instance is not None and entry.step in _STOPPED_OLD:
+            # It may have been told to stop and only not be gone yet: it would end after we had said that it answers.
+            site.runtime(release.record.runtime).stop(instance)
+            instance = None
+        if instance is None:
             site.talk.say(f"Starting {entry.previous} again")
             if prepare:
                 site.runtime(release.record.runtime).prepare(files_of(release))
