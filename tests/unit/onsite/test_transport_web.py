@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import http.server
+import ssl
+import subprocess
 import threading
 
 import pytest
@@ -15,7 +17,7 @@ from airbundle_onsite.verify.bundle import trust
 from airbundle_onsite.verify.media import Unreadable
 from airbundle_onsite.verify.parts import check_parts
 from airbundle_onsite.verify.stream import joined_payload
-from parts import files
+from parts import files, need
 from parts.bundles import make_bundle
 
 
@@ -176,6 +178,44 @@ def test_a_proxy_that_is_named_is_used(server):
     server.files["http://fileserver.example/b/x"] = b"through the proxy"
     folder = WebFolder("http://fileserver.example/b/", Clock(), proxy=server.url)
     assert folder.small("x") == b"through the proxy"
+
+
+@pytest.fixture
+def https(bundle, tmp_path):
+    """The bundle over https, and the file of the certificate, which no system knows."""
+    certificate = tmp_path / "cert.pem"
+    _openssl(
+        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+        *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        *("-keyout", certificate, "-out", tmp_path / "only.pem"),
+    )
+    with certificate.open("a") as handle:
+        handle.write((tmp_path / "only.pem").read_text())
+    running = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(bundle)))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    running.socket = context.wrap_socket(running.socket, server_side=True)
+    threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"https://localhost:{running.server_address[1]}/", tmp_path / "only.pem"
+    running.shutdown()
+    running.server_close()
+
+
+def _openssl(*words):
+    subprocess.run([need.program("openssl"), *map(str, words)], check=True, capture_output=True, timeout=60)
+
+
+def test_a_certificate_that_nobody_knows_is_not_tried_again(https, clock):
+    url, _ = https
+    with pytest.raises(Unreadable, match="its certificate is not trusted here"):
+        WebFolder(url, clock).small("bundle.json")
+    assert clock.waited == []
+
+
+def test_https_with_an_authority_of_the_site(https, clock, bundle, monkeypatch):
+    url, authority = https
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+    assert payload(bundle, WebFolder(url, clock)) == whole(bundle)
 
 
 @pytest.mark.parametrize(
