@@ -167,7 +167,7 @@ def plan_weights(tensors: Iterable[Tensor], shape: ModelShape, *, tied: bool) ->
             held = parts.setdefault(key, [0, 0, 0, 0])
             for place, share in enumerate(_shares(role, size, shape)):
                 held[place] += share
-    parameters = tuple(Parameter(layer, role, *held) for (layer, _, role), held in parts.items())
+    parameters = tuple(Parameter(layer, role, *held) for (layer, _, role), held in sorted(parts.items()))
     return WeightPlan(
         parameters, shape.layers, shape.kv_heads, shape.experts, shape.vocab, tied, draft, skipped, counted
     )
