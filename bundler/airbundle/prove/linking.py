@@ -138,8 +138,8 @@ def check_needed(package: Package, target: Target, wanted: frozenset[str]) -> li
     missing = missing_libraries(package, target)
     if not missing:
         return []
-    host: Mapping[str, list[str]] = cuda.table("libraries")["host"]
     names = sorted({name for libraries in missing.values() for name in libraries})
+    host = _host_packages(names)
     certain = {
         name
         for path, libraries in missing.items()
@@ -163,12 +163,26 @@ def check_needed(package: Package, target: Target, wanted: frozenset[str]) -> li
     ]
 
 
+def _host_packages(names: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """For libraries that a host may bring: the package on Debian and Ubuntu, and the one on RHEL, by library."""
+    libraries = cuda.table("libraries")
+    found = {}
+    for name in names:
+        if name in libraries["host"]:
+            debian, rhel = libraries["host"][name]
+            found[name] = (debian, rhel)
+        for pattern in libraries["host_pattern"]:
+            if match := re.fullmatch(pattern["file"], name):
+                found[name] = (pattern["debian"].format(*match.groups()), pattern["rhel"].format(*match.groups()))
+    return found
+
+
 def _provides(package: Package, path: str) -> set[str]:
     soname = next((native.elf.soname for native in package.natives if native.path == path and native.elf), "")
     return {base_name(path), soname} - {""}
 
 
-def _cure(names: list[str], host: Mapping[str, list[str]], place: str) -> str:
+def _cure(names: list[str], host: Mapping[str, tuple[str, str]], place: str) -> str:
     known = [f"{name}: {' (Debian, Ubuntu) or '.join(host[name])} (RHEL)" for name in names if name in host]
     rest = [name for name in names if name not in host]
     parts = [f"see that {place} has {'; '.join(known)}"] if known else []

@@ -268,3 +268,9 @@ def test_the_table_shows_the_worst_first_and_hides_quiet_os_packages() -> None:
 
 def test_pure_wheels_have_no_row() -> None:
     assert prove_closure([wheel()], CPU) == Proof((), ())
+
+
+def test_a_host_s_shared_python_is_named_with_its_version() -> None:
+    check = the(prove_closure([wheel(native("a/_C.abi3.so", "libpython3.12.so.1.0"))], CPU), "prove.needed")
+    assert check.status == "warn"
+    assert "libpython3.12 or libpython3.12t64 (Debian, Ubuntu) or python3.12-libs (RHEL)" in check.remedy
