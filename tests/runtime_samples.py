@@ -12,20 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from airbundle_onsite.contract.artifacts import ImageEntry, Layer, WheelEntry
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds, Readiness, SmokeTest
 from airbundle_onsite.contract.layout import PIECE_SIZE, blob_path
-from airbundle_onsite.contract.manifest import (
-    BundleManifest,
-    FileEntry,
-    HostNeeds,
-    ImageEntry,
-    Layer,
-    Part,
-    Payload,
-    Segment,
-    Serving,
-    WheelEntry,
-)
+from airbundle_onsite.contract.manifest import BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import FileEntry, Part, Payload, Segment
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.runtimes.base import Blob, Environment, ReleaseFiles
 from airbundle_onsite.system import Clock, Completed, Silent, SystemClock, SystemRunner

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import FileEntry, Part, Payload, Role, Segment
+from airbundle_onsite.contract.payload import FileEntry, Part, Payload, Role, Segment
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import IntegrityError, UsageError
 

@@ -21,16 +21,10 @@ from airbundle.sbom.inventory import Inventory, take_inventory
 from airbundle.signing import SigningKey, sign_all
 from airbundle.smoketests import smoke_tests
 from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.launch import LaunchPlan
-from airbundle_onsite.contract.manifest import (
-    SCHEMA_VERSION,
-    BundleManifest,
-    HostNeeds,
-    OuterFile,
-    Payload,
-    Rollback,
-    Serving,
-)
+from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import OuterFile, Payload
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError, UsageError
 from airbundle_onsite.system import Talk

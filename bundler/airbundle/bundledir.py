@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BundleManifest, OuterFile
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import OuterFile
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import BusyError, UsageError
 from airbundle_onsite.system import Talk

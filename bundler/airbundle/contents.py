@@ -15,7 +15,8 @@ from airbundle.contract.lock import BundleLock, LockedFile, LockedImage, LockedM
 from airbundle.data import license_file
 from airbundle.oci.reference import qualified
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BaseRelease, ImageEntry, ModelEntry, Rollback, WheelEntry
+from airbundle_onsite.contract.artifacts import ImageEntry, ModelEntry, WheelEntry
+from airbundle_onsite.contract.base import BaseRelease, Rollback
 from airbundle_onsite.contract.record import encode, record
 from airbundle_onsite.errors import FetchError
 
@@ -34,7 +35,7 @@ class Contents:
         wheel_bytes: bytes of all wheels when unpacked.
         image_bytes: bytes of all layers when unpacked, as far as their headers tell.
         wheel_tags: file tags of the wheels that are not pure Python.
-        bases, rollback: of a bundle that leaves out what the site has; see `airbundle_onsite.contract.manifest`.
+        bases, rollback: of a bundle that leaves out what the site has; see `airbundle_onsite.contract.base`.
     """
 
     members: tuple[Member, ...]

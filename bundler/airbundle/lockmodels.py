@@ -12,7 +12,7 @@ from airbundle.modelcard import Card, at_hand, read_card
 from airbundle.modelchecks import Use, model_checks, report
 from airbundle.sources import hub, inline
 from airbundle.sources.base import SourceContext
-from airbundle_onsite.contract.manifest import ModelRole
+from airbundle_onsite.contract.artifacts import ModelRole
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 from airbundle_onsite.render import human_bytes

@@ -22,8 +22,10 @@ from airbundle.data import data_dir
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of
 from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.artifacts import ModelEntry
 from airbundle_onsite.contract.launch import LaunchPlan, SmokeTest
-from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry, OuterFile
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import OuterFile
 from airbundle_onsite.contract.profile import GpuProfile
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.render import human_bytes, human_seconds

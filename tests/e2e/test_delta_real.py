@@ -22,7 +22,9 @@ from airbundle.delta.base import Known, read_base
 from airbundle.delta.rebase import rebase
 from airbundle.delta.thin import Difference
 from airbundle_onsite import probes
-from airbundle_onsite.contract.manifest import BaseRelease, BundleManifest, ImageEntry, Layer, Rollback
+from airbundle_onsite.contract.artifacts import ImageEntry, Layer
+from airbundle_onsite.contract.base import BaseRelease, Rollback
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.runtimes import docker
 from airbundle_onsite.runtimes.base import Environment
 from airbundle_onsite.system import Silent, SystemClock, SystemRunner

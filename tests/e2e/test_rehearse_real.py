@@ -20,8 +20,9 @@ import pytest
 
 import runtime_samples as samples
 from airbundle.rehearse.report import RehearsalReport
+from airbundle_onsite.contract.artifacts import ModelEntry
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds, Readiness, SmokeTest
-from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import decode
 from parts import docker, journeys, store
 from parts.bundles import make_bundle

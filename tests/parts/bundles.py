@@ -14,18 +14,8 @@ from pathlib import Path
 from airbundle.assemble import PayloadPlan, bytes_member, part_sizes, plan_payload, write_payload
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import (
-    SCHEMA_VERSION,
-    BundleManifest,
-    FileEntry,
-    HostNeeds,
-    OuterFile,
-    Part,
-    Payload,
-    Role,
-    Segment,
-    Serving,
-)
+from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import FileEntry, OuterFile, Part, Payload, Role, Segment
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.verify import checksums

@@ -27,15 +27,8 @@ from airbundle_onsite import probes, tensors
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.layout import StoreLayout
-from airbundle_onsite.contract.manifest import (
-    SCHEMA_VERSION,
-    BundleManifest,
-    FileEntry,
-    HostNeeds,
-    Payload,
-    Segment,
-    Serving,
-)
+from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import FileEntry, Payload, Segment
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import decode_json, encode
 from airbundle_onsite.contract.release import ReleaseRecord

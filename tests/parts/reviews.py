@@ -18,20 +18,10 @@ from airbundle.contract.spec import (
 )
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.artifacts import ImageEntry, ModelEntry, WheelEntry
 from airbundle_onsite.contract.launch import Flag, LaunchPlan, Mount, PlanNeeds, RuntimeKind, SmokeTest
-from airbundle_onsite.contract.manifest import (
-    SCHEMA_VERSION,
-    BundleManifest,
-    FileEntry,
-    HostNeeds,
-    ImageEntry,
-    ModelEntry,
-    OuterFile,
-    Part,
-    Payload,
-    Serving,
-    WheelEntry,
-)
+from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import FileEntry, OuterFile, Part, Payload
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
 
 EPOCH = 1_700_000_000

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from airbundle_onsite.contract.artifacts import ModelEntry
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds, Readiness, SmokeTest
-from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry, Serving
+from airbundle_onsite.contract.manifest import BundleManifest, Serving
 from parts.bundles import make_bundle
 from parts.process import free_port
 

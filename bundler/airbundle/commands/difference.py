@@ -14,7 +14,8 @@ from airbundle.contract.lock import BundleLock
 from airbundle.delta.base import Known, read_base
 from airbundle.delta.compare import compare, comparison_text
 from airbundle.delta.thin import Difference
-from airbundle_onsite.contract.manifest import BundleManifest, Rollback
+from airbundle_onsite.contract.base import Rollback
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.render import human_bytes

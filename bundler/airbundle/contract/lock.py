@@ -11,7 +11,7 @@ from dataclasses import field
 from typing import Literal
 
 from airbundle.contract.spec import BundleSpec
-from airbundle_onsite.contract.manifest import Layer, ModelRole
+from airbundle_onsite.contract.artifacts import Layer, ModelRole
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
 
@@ -38,7 +38,7 @@ class LockedFile:
 
 @record
 class LockedModel:
-    """See `airbundle_onsite.contract.manifest.ModelEntry`.
+    """See `airbundle_onsite.contract.artifacts.ModelEntry`.
 
     Attributes:
         skipped: bytes of the source left out, by reason.

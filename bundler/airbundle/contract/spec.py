@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any, Literal
 
 from airbundle_onsite.contract.launch import RuntimeKind
-from airbundle_onsite.contract.manifest import check_name, check_version
+from airbundle_onsite.contract.names import check_name, check_version
 from airbundle_onsite.contract.record import record
 
 ExtraRole = Literal["draft", "adapter", "projector", "vocabulary"]

@@ -10,8 +10,8 @@ from airbundle.cache import Cache
 from airbundle.delta.content import Extents, in_bundle, of_file
 from airbundle.delta.facts import Readable
 from airbundle_onsite.contract import layout
+from airbundle_onsite.contract.base import BaseFile
 from airbundle_onsite.contract.inventory import Inventory, TensorFact
-from airbundle_onsite.contract.manifest import BaseFile
 from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.errors import ContractError, UsageError
 from airbundle_onsite.verify.bundle import TrustedManifest, trust

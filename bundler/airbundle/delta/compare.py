@@ -10,9 +10,11 @@ from airbundle.cache import Cache
 from airbundle.delta.base import Known, of_bundle
 from airbundle.delta.facts import TensorReader
 from airbundle_onsite import tensors
+from airbundle_onsite.contract.artifacts import ImageEntry
 from airbundle_onsite.contract.inventory import TensorFact
 from airbundle_onsite.contract.launch import LaunchPlan
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry, ImageEntry
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import record, to_plain
 from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from airbundle.assemble import Extent, extents_within
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError
 
 CHUNK = 1 << 20

@@ -16,7 +16,8 @@ from airbundle.delta.thin import Difference, Thinned, thin
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.signing import SigningKey, sign_all
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError, UsageError
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify.bundle import TrustedManifest, trust

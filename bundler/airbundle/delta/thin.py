@@ -14,8 +14,10 @@ from airbundle.delta.base import Known
 from airbundle.delta.content import of_file
 from airbundle.delta.facts import Readable, TensorReader
 from airbundle_onsite import tensors
+from airbundle_onsite.contract.artifacts import Layer
+from airbundle_onsite.contract.base import BaseFile, BaseRelease, Rollback
 from airbundle_onsite.contract.inventory import TensorFact
-from airbundle_onsite.contract.manifest import BaseFile, BaseRelease, Layer, Rollback, Segment
+from airbundle_onsite.contract.payload import Segment
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.system import Talk
 

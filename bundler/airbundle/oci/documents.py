@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airbundle.contract.lock import LockedFile, LockedImage
-from airbundle_onsite.contract.manifest import Layer, check_digest
+from airbundle_onsite.contract.artifacts import Layer
+from airbundle_onsite.contract.names import check_digest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 

@@ -14,7 +14,7 @@ from airbundle.prove.closure import Proof, prove_closure
 from airbundle.prove.facts import FACTS_VERSION, ImageFacts, LayerFacts, WheelFacts
 from airbundle.prove.image import merge_layers, read_layer
 from airbundle.prove.wheel import read_wheel
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.record import decode_json, encode
 from airbundle_onsite.errors import ContractError
 

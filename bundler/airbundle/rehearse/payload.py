@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry, Part
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry, Part
 from airbundle_onsite.errors import IntegrityError
 
 _CHUNK = 1 << 20

@@ -8,7 +8,8 @@ from functools import partial
 import docker
 import docker.errors
 
-from airbundle_onsite.contract.manifest import BundleManifest, ImageEntry
+from airbundle_onsite.contract.artifacts import ImageEntry
+from airbundle_onsite.contract.manifest import BundleManifest
 
 
 class Inventory:

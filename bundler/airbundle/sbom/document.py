@@ -30,7 +30,8 @@ from airbundle.contract.lock import BundleLock, LockedImage, LockedModel, Locked
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of, image_purl, model_purl, package_purl, wheel_purl
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BundleManifest, ModelEntry
+from airbundle_onsite.contract.artifacts import ModelEntry
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import encode
 
 _NAMESPACE = uuid.UUID("6d1c3f0a-4f0e-5b8e-9f0b-2f6b7a5c1e4d")

@@ -17,7 +17,7 @@ from airbundle.prove.collect import Facts
 from airbundle.prove.facts import LayerFacts
 from airbundle.prove.image import merge_layers
 from airbundle.prove.wheel import parse_metadata
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 

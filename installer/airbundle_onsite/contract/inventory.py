@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from airbundle_onsite.contract.manifest import Role, check_digest, check_name, check_version
+from airbundle_onsite.contract.names import check_digest, check_name, check_version
+from airbundle_onsite.contract.payload import Role
 from airbundle_onsite.contract.record import record
 
 SCHEMA_VERSION = 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from airbundle_onsite.contract.base import BaseRelease
 from airbundle_onsite.contract.checks import CheckResult
-from airbundle_onsite.contract.manifest import BaseRelease, BundleManifest
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.render import human_bytes
 from airbundle_onsite.store.rebuild import FULL_BUNDLE, Found, find_base

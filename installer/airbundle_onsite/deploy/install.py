@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy import control

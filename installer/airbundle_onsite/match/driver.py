@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Literal, Optional
 
+from airbundle_onsite.contract.artifacts import ImageEntry
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.fingerprint import GpuFacts
-from airbundle_onsite.contract.manifest import ImageEntry
 from airbundle_onsite.versions import compare
 
 # Lowest Linux driver of each CUDA release, from NVIDIA's CUDA toolkit release notes, table of toolkit drivers.

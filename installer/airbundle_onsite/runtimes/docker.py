@@ -10,10 +10,11 @@ from pathlib import PurePosixPath
 from typing import Any, Literal, Optional
 from urllib.parse import quote
 
+from airbundle_onsite.contract.artifacts import ImageEntry
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.launch import LaunchPlan, RuntimeKind
-from airbundle_onsite.contract.manifest import BundleManifest, ImageEntry
+from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.dockerapi import DockerClient, DockerError, socket_path
 from airbundle_onsite.runtimes import docker_config as config
 from airbundle_onsite.runtimes import docker_layers

@@ -10,8 +10,8 @@ import json
 import tarfile
 from collections.abc import Collection, Iterable, Iterator
 
+from airbundle_onsite.contract.artifacts import ImageEntry
 from airbundle_onsite.contract.layout import IMAGES, blob_path
-from airbundle_onsite.contract.manifest import ImageEntry
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.runtimes.base import Blob
 

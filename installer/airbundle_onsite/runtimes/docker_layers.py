@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from airbundle_onsite.contract.artifacts import ImageEntry
 from airbundle_onsite.contract.checks import CheckResult
-from airbundle_onsite.contract.manifest import BundleManifest, ImageEntry
+from airbundle_onsite.contract.manifest import BundleManifest
 
 CHECK = "docker.layers"
 _CURE = "carry a bundle that was built with --base-skip images, or without --base"

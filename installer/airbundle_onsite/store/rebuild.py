@@ -17,7 +17,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
 
-from airbundle_onsite.contract.manifest import BaseFile, FileEntry, Segment
+from airbundle_onsite.contract.base import BaseFile
+from airbundle_onsite.contract.payload import FileEntry, Segment
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import AirbundleError, IntegrityError
 from airbundle_onsite.store.releases import StagedRelease, Store

@@ -21,7 +21,9 @@ from typing import TYPE_CHECKING, Optional
 
 from airbundle_onsite.contract import layout as names
 from airbundle_onsite.contract.layout import StoreLayout
-from airbundle_onsite.contract.manifest import BundleManifest, FileEntry, check_version
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.names import check_version
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import decode_json, encode, record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, UsageError

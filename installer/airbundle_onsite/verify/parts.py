@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Optional
 
 from airbundle_onsite.contract.checks import CheckResult
-from airbundle_onsite.contract.manifest import Part
+from airbundle_onsite.contract.payload import Part
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media

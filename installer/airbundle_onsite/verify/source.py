@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Optional, Protocol
 
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import Part
+from airbundle_onsite.contract.payload import Part
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.verify import media
 

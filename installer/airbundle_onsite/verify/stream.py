@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Optional, Union
 
-from airbundle_onsite.contract.manifest import FileEntry
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media, tar

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Callable, NoReturn
 
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import FileEntry
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError
 
 BLOCK = 512

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from airbundle.beside import Given, adapter_facts, beside_checks
 from airbundle.contract.lock import LockedFile, LockedModel
 from airbundle.modelcard import read_card
-from airbundle_onsite.contract.manifest import ModelRole
+from airbundle_onsite.contract.artifacts import ModelRole
 from parts.gguf import gguf, language_model, write_adapter
 
 NAME = "base_model.model.model.layers.{layer}.self_attn.{matrix}.lora_{half}.weight"

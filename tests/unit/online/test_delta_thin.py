@@ -16,8 +16,10 @@ from airbundle.delta.content import of_file
 from airbundle.delta.facts import Readable, TensorReader
 from airbundle.delta.thin import SMALLEST, Thinned, thin
 from airbundle_onsite import tensors
+from airbundle_onsite.contract.artifacts import Layer
+from airbundle_onsite.contract.base import BaseFile
 from airbundle_onsite.contract.inventory import TensorFact
-from airbundle_onsite.contract.manifest import BaseFile, FileEntry, Layer
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.system import Silent
 from parts import tuned
 

@@ -11,7 +11,7 @@ import pytest
 from airbundle.contract.lock import LockedFile, LockedImage
 from airbundle.contract.spec import ImageBuildTable, ImageTable
 from airbundle.imagebuild import Recipe, recipe
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.artifacts import Layer
 from parts import need
 
 BLOB = LockedFile("sha256:" + "c" * 64, "c" * 64, 10)

@@ -13,7 +13,8 @@ import pytest
 
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import FileEntry, ImageEntry, ModelEntry, Part, Payload, WheelEntry
+from airbundle_onsite.contract.artifacts import ImageEntry, ModelEntry, WheelEntry
+from airbundle_onsite.contract.payload import FileEntry, Part, Payload
 from airbundle_onsite.verify.bundle import trust
 from parts import need
 from parts.bundles import EPOCH, make_bundle

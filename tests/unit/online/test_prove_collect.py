@@ -21,7 +21,7 @@ from airbundle.contract.spec import (
 )
 from airbundle.prove.collect import Facts, prove_lock
 from airbundle.prove.facts import FACTS_VERSION
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
 from parts import native
 from parts.wheels import make_wheel

@@ -25,7 +25,7 @@ from airbundle.prove.wheel import parse_metadata
 from airbundle.sbom.document import render_sbom
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package, declared_licenses, take_inventory
 from airbundle.sbom.purl import distribution_of, image_purl, model_purl, package_purl, wheel_purl
-from airbundle_onsite.contract.manifest import Layer
+from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import FetchError, IntegrityError
 from parts import reviews

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from airbundle_onsite.contract.artifacts import ImageEntry, Layer
 from airbundle_onsite.contract.fingerprint import (
     CpuFacts,
     DiskFacts,
@@ -18,7 +19,8 @@ from airbundle_onsite.contract.fingerprint import (
     PythonFacts,
 )
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds
-from airbundle_onsite.contract.manifest import BundleManifest, HostNeeds, ImageEntry, Layer, Payload, Serving
+from airbundle_onsite.contract.manifest import BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.payload import Payload
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.system import Completed
 

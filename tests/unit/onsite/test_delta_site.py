@@ -13,17 +13,10 @@ from pathlib import Path
 import pytest
 
 from airbundle.assemble import Member, plan_payload, write_payload
-from airbundle_onsite.contract.manifest import (
-    BaseFile,
-    BaseRelease,
-    BundleManifest,
-    FileEntry,
-    ImageEntry,
-    Layer,
-    Payload,
-    Rollback,
-    Segment,
-)
+from airbundle_onsite.contract.artifacts import ImageEntry, Layer
+from airbundle_onsite.contract.base import BaseFile, BaseRelease, Rollback
+from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import FileEntry, Payload, Segment
 from airbundle_onsite.contract.record import decode_json, encode
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.runtimes.base import Blob

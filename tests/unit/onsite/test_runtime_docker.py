@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import runtime_samples as samples
+from airbundle_onsite.contract.artifacts import ImageEntry, Layer
 from airbundle_onsite.contract.launch import Mount
-from airbundle_onsite.contract.manifest import ImageEntry, Layer
 from airbundle_onsite.dockerapi import DockerError
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.runtimes import docker_config as config

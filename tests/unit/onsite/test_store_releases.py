@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from airbundle_onsite.contract.layout import StoreLayout
-from airbundle_onsite.contract.manifest import FileEntry, Segment
+from airbundle_onsite.contract.payload import FileEntry, Segment
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.errors import BusyError, IntegrityError, UsageError
 from airbundle_onsite.store.lock import Lock
