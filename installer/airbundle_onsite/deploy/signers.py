@@ -18,7 +18,8 @@ from airbundle_onsite.errors import TrustError, UsageError
 from airbundle_onsite.signature import NAMESPACE, is_fingerprint, listed_signers
 from airbundle_onsite.store.disk import make_directory, write_atomic
 from airbundle_onsite.verify import bundle as verify
-from airbundle_onsite.verify.bundle import Consent, TrustedManifest
+from airbundle_onsite.verify.bundle import TrustedManifest
+from airbundle_onsite.verify.signed import Consent
 from airbundle_onsite.verify.source import PartSource
 
 _PINNED = "allowed_signers"
