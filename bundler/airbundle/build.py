@@ -16,7 +16,7 @@ from airbundle.contract.lock import BundleLock, LockedImage
 from airbundle.delta.thin import Difference, leave_out
 from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
-from airbundle.reviewer import review_files
+from airbundle.review.page import review_files
 from airbundle.sbom.inventory import Inventory, take_inventory
 from airbundle.signing import SigningKey, sign_all
 from airbundle.smoketests import smoke_tests

@@ -19,7 +19,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from airbundle.reviewer import review_files
+from airbundle.review.page import review_files
 from airbundle_onsite.contract import layout
 from parts import journeys, need, network, registry, reviews
 

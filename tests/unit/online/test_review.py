@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from airbundle import reviewer
 from airbundle.contract.lock import BundleLock
-from airbundle.reviewer import render_contents, review_files
+from airbundle.review import launch as review_launch
+from airbundle.review.page import render_contents, review_files
 from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle_onsite.contract import launch, layout
 from airbundle_onsite.contract.launch import Flag
@@ -348,7 +348,7 @@ def test_a_smoke_test_in_another_form_is_shown_whole() -> None:
 
 
 def test_every_placeholder_is_explained() -> None:
-    assert set(reviewer.PLACEHOLDERS) == launch.PLACEHOLDERS
+    assert set(review_launch.MEANINGS) == launch.PLACEHOLDERS
 
 
 # --- what it promises -------------------------------------------------------------------------------------
@@ -412,5 +412,5 @@ def test_a_gateway_is_not_denied(docker: Page) -> None:
 
 
 def test_commands_that_build_nothing_do_not_pay_for_the_sbom() -> None:
-    script = "import sys, airbundle.reviewer; sys.exit('cyclonedx' in sys.modules)"
+    script = "import sys, airbundle.review.page; sys.exit('cyclonedx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], timeout=60).returncode == 0
