@@ -3,117 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import subprocess
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airbundle import engines, profiles
-from airbundle.contract.lock import (
-    LOCK_VERSION,
-    BundleLock,
-    LockedFile,
-    LockedImage,
-    LockedModel,
-    LockedWheel,
-    WheelSettings,
-)
-from airbundle.contract.spec import (
-    BundleSpec,
-    BundleTable,
-    EngineTable,
-    ImageTable,
-    ModelTable,
-    RuntimeTable,
-    ServingTable,
-    TargetTable,
-    WheelsTable,
-)
-from airbundle.engines.auto import choose, held
-from airbundle.engines.base import Chooses
+from airbundle import engines
+from airbundle.contract.lock import LockedFile, LockedModel
+from airbundle.contract.spec import TargetTable
 from airbundle.engines.lazy import plan_environment
-from airbundle.engines.ollama import LAUNCHER, MANIFEST
 from airbundle_onsite.contract.fingerprint import Gpu
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.plan import gpu_unfit
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-CONFIG = (GOLDEN / "configs" / "qwen2.5-7b.json").read_text()
-BLOB = LockedFile("x", "0" * 64, 1)
-WEIGHTS = 15_231_233_024
-IMAGES = {
-    "vllm": "vllm/vllm-openai:v0.24.0",
-    "sglang": "lmsysorg/sglang:v0.5.23",
-    "tensorrt-llm": "nvcr.io/nvidia/tensorrt-llm/release:1.2.1",
-    "ollama": "ollama/ollama:0.33.0",
-    "auto": "vllm/vllm-openai:v0.24.0",
-}
-
-
-def wheel(name: str, version: str) -> LockedWheel:
-    return LockedWheel(name, version, LockedFile(f"{name}-{version}-py3-none-any.whl", "0" * 64, 1))
-
-
-def lock(
-    engine: str = "vllm",
-    *,
-    profile: str = "h200-sxm",
-    gpus: int = 0,
-    runtime: str = "docker",
-    image: str = "",
-    facts: Mapping[str, str] | None = None,
-    form: str = "safetensors",
-    files: tuple[LockedFile, ...] = (LockedFile("model.safetensors", "1" * 64, WEIGHTS),),
-    wheels: tuple[LockedWheel, ...] = (),
-    extra: tuple[LockedModel, ...] = (),
-    flags: Mapping[str, str] | None = None,
-    version: str = "",
-    **serving: Any,
-) -> BundleLock:
-    docker = runtime == "docker"
-    spec = BundleSpec(
-        bundle=BundleTable("b", "1"),
-        target=TargetTable(profile=profile, gpus=gpus),
-        model=ModelTable("local:x", "m"),
-        engine=EngineTable(engine, version, flags or {}),
-        runtime=RuntimeTable(runtime),  # type: ignore[arg-type]
-        image=ImageTable("daemon:x:1") if docker else None,
-        wheels=WheelsTable(("x",)) if wheels or not docker else None,
-        serving=ServingTable(**{"context": 8192, "concurrency": 16, **serving}),
-    )
-    model = LockedModel(
-        "m", "local:x", "r", form, files, files[0].path, facts={"config": CONFIG} if facts is None else facts
-    )  # type: ignore[call-arg]
-    made = LockedImage(image or IMAGES[engine], "s", "d", BLOB, BLOB, (), (), "linux/amd64")
-    settings = WheelSettings("3.12", "linux_x86_64") if wheels else None
-    return BundleLock(
-        LOCK_VERSION,
-        0,
-        "t",
-        spec,
-        "0" * 64,
-        profiles.load(profile),
-        (model, *extra),
-        wheels,
-        settings,
-        (made,) if docker else (),
-    )
-
-
-def plans(engine: str = "vllm", **wishes: Any) -> tuple[LaunchPlan, ...]:
-    return engines.create(engine).plans(lock(engine, **wishes))
-
-
-def value(made: LaunchPlan, flag: str) -> str:
-    return made.argv[made.argv.index(flag) + 1]
-
-
-# --- vLLM --------------------------------------------------------------------------------------------------------
+from parts.plans import BLOB, CONFIG, GOLDEN, WEIGHTS, lock, plans, value, wheel
 
 
 def test_a_local_path_an_explicit_port_and_no_way_out() -> None:
@@ -321,9 +224,6 @@ def test_a_driver_from_the_fingerprint_decides() -> None:
     assert "needs driver 580.65.06, and the host has 550.54.14" in caught.value.details[0]
 
 
-# --- SGLang, TensorRT-LLM ----------------------------------------------------------------------------------------
-
-
 def test_sglang() -> None:
     made = plans("sglang", workload="agents", gpus=1)[0]
     assert made.argv[:5] == ("{python}", "-m", "sglang.launch_server", "--model-path", "{model}")
@@ -344,117 +244,3 @@ def test_tensorrt_llm_serves_checkpoints_from_its_image() -> None:
         plans("tensorrt-llm", files=(LockedFile("rank0.engine", "1" * 64, 9),))
     with pytest.raises(UsageError, match="from its image only"):
         plans("tensorrt-llm", runtime="venv", wheels=(wheel("torch", "2.11.0"),))
-
-
-# --- Ollama ------------------------------------------------------------------------------------------------------
-
-GGUF = b"GGUF" + b"\0" * 60
-DIGEST = hashlib.sha256(GGUF).hexdigest()
-
-
-def ollama(**wishes: Any) -> BundleLock:
-    files = (LockedFile("w.gguf", DIGEST, len(GGUF)),)
-    given = {"form": "gguf", "files": files, "facts": {"architecture": "llama"}, "profile": "cpu-x86_64", **wishes}
-    return lock("ollama", context=2048, concurrency=2, **given)
-
-
-def test_ollama_is_set_by_variables() -> None:
-    made = engines.create("ollama").plans(ollama())[0]
-    assert (made.id, made.gpus, made.readiness.health_path) == ("cpu", "none", "/api/version")
-    assert {key: made.env[key] for key in ("OLLAMA_CONTEXT_LENGTH", "OLLAMA_NUM_PARALLEL", "OLLAMA_NO_CLOUD")} == {
-        "OLLAMA_CONTEXT_LENGTH": "2048",
-        "OLLAMA_NUM_PARALLEL": "2",
-        "OLLAMA_NO_CLOUD": "1",
-    }
-    with pytest.raises(UsageError, match="OLLAMA_HOST cannot be given"):
-        engines.create("ollama").plans(ollama(flags={"OLLAMA_HOST": "0.0.0.0"}))
-    with pytest.raises(UsageError, match="Ollama serves GGUF, this is safetensors"):
-        engines.create("ollama").plans(lock("ollama", profile="cpu-x86_64"))
-    with pytest.raises(UsageError, match=r"ollama 0\.33\.0 does not take: OLLAMA_NUM_PARALEL"):
-        engines.create("ollama").plans(ollama(flags={"OLLAMA_NUM_PARALEL": "1"}))
-    split = (LockedFile("w-00001-of-00002.gguf", "1" * 64, 9),)
-    with pytest.raises(UsageError, match="is split, and Ollama takes one file"):
-        engines.create("ollama").plans(ollama(files=split))
-
-
-def test_ollama_with_less() -> None:
-    made = engines.create("ollama").plans(ollama())
-    assert [plan.id for plan in made] == ["cpu", "cpu-1", "cpu-1-q8", "cpu-1-q4"]
-    assert [plan.env["OLLAMA_NUM_PARALLEL"] for plan in made] == ["2", "1", "1", "1"]
-    assert [plan.env.get("OLLAMA_KV_CACHE_TYPE") for plan in made] == [None, None, "q8_0", "q4_0"]
-    assert {plan.env["OLLAMA_FLASH_ATTENTION"] for plan in made[2:]} == {"1"}
-    assert {plan.env["OLLAMA_CONTEXT_LENGTH"] for plan in made} == {"2048"}  # as in the model's store
-    needs = [plan.needs.memory for plan in made]
-    assert needs == sorted(set(needs), reverse=True)
-    assert "in place of 2" in {flag.name: flag.reason for flag in made[1].flags}["OLLAMA_NUM_PARALLEL"]
-
-    card = ollama(profile="t4", gpus=1)
-    assert card.profile.gpu is not None
-    assert [plan.id for plan in engines.create("ollama").plans(card)] == ["gpu1", "gpu1-1", "gpu1-1-q8", "gpu1-1-q4"]
-    old = dataclasses.replace(card.profile, gpu=dataclasses.replace(card.profile.gpu, capability="6.1"))
-    found = engines.create("ollama").plans(dataclasses.replace(card, profile=old))
-    assert not any("OLLAMA_KV_CACHE_TYPE" in plan.env for plan in found)  # flash attention is not for that GPU
-
-
-def test_ollama_on_a_cpu_where_gpus_were_wanted_is_judged_by_the_spec() -> None:
-    for policy in ("warn", "fail"):
-        (made, *_) = engines.create("ollama").plans(ollama(downgrade=policy))
-        assert {each.id: each.level for each in made.log_patterns}["ollama.cpu"] == policy
-
-
-def test_ollamas_launcher_lays_out_a_store_whose_digests_hold(tmp_path: Path) -> None:
-    made = ollama()
-    plan = engines.create("ollama").plans(made)[0]
-    config, model, state = tmp_path / "con fig", tmp_path / "m", tmp_path / "state"
-    for place in (config, model, tmp_path / "bin"):
-        place.mkdir()
-    for name, data in engines.create("ollama").config_files(made).items():
-        (config / name).write_bytes(data)
-    (model / "w.gguf").write_bytes(GGUF)
-    program = tmp_path / "bin" / "ollama"
-    program.write_text('#!/bin/sh\necho "$@ $OLLAMA_HOST"\n')
-    program.chmod(0o755)
-    values = {"config": str(config), "model": str(model), "host": "::1", "port": "8000", "served_name": "m"}
-    argv = [word.format(**values) for word in plan.argv]
-    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "OLLAMA_MODELS": str(state)}
-    for _ in range(2):  # a restart finds what is there
-        done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=30)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "serve [::1]:8000\n", "")
-    manifest = json.loads((state / "manifests" / "registry.ollama.ai" / "library" / "m" / "latest").read_text())
-    assert [layer["mediaType"].rpartition(".")[2] for layer in manifest["layers"]] == ["model", "params"]
-    for part in (manifest["config"], *manifest["layers"]):
-        blob = state / "blobs" / part["digest"].replace(":", "-")
-        assert (hashlib.sha256(blob.read_bytes()).hexdigest(), blob.stat().st_size) == (
-            part["digest"][7:],
-            part["size"],
-        )
-    assert json.loads((config / MANIFEST).read_text()) == manifest
-    assert (config / LAUNCHER).is_file()
-
-
-# --- auto --------------------------------------------------------------------------------------------------------
-
-
-def test_auto_is_what_the_bundle_holds() -> None:
-    made = lock("auto", version="")
-    assert (held(made), choose(made)) == (("vllm",), "vllm")
-    found = engines.create("auto").plans(made)
-    assert {plan.engine for plan in found} == {"vllm"}
-    engine = engines.create("auto")
-    assert isinstance(engine, Chooses)
-    plan = engine.choice(made)
-    assert plan is not None
-    assert "in the bundle: vllm" in plan.path
-
-
-def test_auto_chooses_by_workload_when_the_bundle_holds_several() -> None:
-    several = (wheel("vllm", "0.24.0"), wheel("sglang", "0.5.23"))
-    assert choose(lock("auto", runtime="venv", wheels=several, workload="agents")) == "sglang"
-    assert choose(lock("auto", runtime="venv", wheels=several, workload="batch")) == "vllm"
-
-
-def test_auto_needs_an_engine_it_recognises() -> None:
-    with pytest.raises(UsageError, match="neither the image nor the wheels are recognised"):
-        choose(lock("auto", image="company/inference:1"))
-    assert held(lock("auto", image="ghcr.io/ggml-org/llama.cpp:server-cuda")) == ("llama.cpp",)
-    assert held(lock("auto", image="nvcr.io/nvidia/tensorrt-llm/release:1.2.1")) == ("tensorrt-llm",)
