@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Optional
@@ -26,7 +25,7 @@ from airbundle_onsite.contract.names import check_version
 from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import decode_json, encode, record
 from airbundle_onsite.contract.release import ReleaseRecord
-from airbundle_onsite.errors import AirbundleError, ContractError, IntegrityError, UsageError
+from airbundle_onsite.errors import AirbundleError, IntegrityError, UsageError
 from airbundle_onsite.store.disk import (
     FILE_MODE,
     WEIGHT_MODE,
@@ -39,6 +38,7 @@ from airbundle_onsite.store.disk import (
     write_atomic,
     write_new,
 )
+from airbundle_onsite.store.records import RECORD, read_record, read_seen, recorded, removal, write_seen
 from airbundle_onsite.store.weights import Weights
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 Rebuild = Callable[[FileEntry, Iterable[bytes]], Iterable[bytes]]
 """Makes the content of a file that takes bytes from a base of what the payload has of it."""
 
-_RECORD = "release.json"
-_SEEN = "seen.json"
 _ROOTS = frozenset({names.WHEELS, names.MODELS, names.CONFIG, names.LICENSES})
 
 
@@ -130,7 +128,7 @@ class Staging:
         for entry in self._files():
             if entry.role == "model":
                 self._share(entry)
-        write_atomic(self.directory / _RECORD, encode(made))
+        write_atomic(self.directory / RECORD, encode(made))
         return self._store.publish(self.directory, self.manifest, made, aside=aside)
 
     def discard(self) -> None:
@@ -181,9 +179,9 @@ class Store:
     def versions(self, name: str) -> list[ReleaseRecord]:
         """Records of the whole releases of that name, oldest sequence first; `damaged` ones are left out."""
         found = []
-        for directory in self._directories(name):
+        for directory in recorded(self.layout.bundle(name)):
             with contextlib.suppress(AirbundleError):
-                found.append(self._read_record(directory))
+                found.append(read_record(directory))
         return sorted(found, key=lambda each: (each.sequence, each.installed, each.version))
 
     def damaged(self, name: str) -> dict[str, str]:
@@ -192,19 +190,12 @@ class Store:
         They stand in nobody's way: everything else goes on, and they can be removed.
         """
         reasons = {}
-        for directory in self._directories(name):
+        for directory in recorded(self.layout.bundle(name)):
             try:
-                self._read_record(directory)
+                read_record(directory)
             except AirbundleError as error:
                 reasons[directory.name] = "; ".join([error.summary, *error.details])
         return reasons
-
-    def _directories(self, name: str) -> list[Path]:
-        return sorted(
-            path.parent
-            for path in self.layout.bundle(name).glob(f"*/{_RECORD}")
-            if not path.parent.is_symlink() and not path.parent.name.startswith(".")
-        )
 
     def active(self, name: str) -> Optional[str]:
         """The version that `current` points at, if that release is whole."""
@@ -239,13 +230,13 @@ class Store:
                 installed.
         """
         self.require(name, version)
-        found = self._read_record(self.layout.release(name, version))
+        found = read_record(self.layout.release(name, version))
         path = self.layout.manifest(name, version)
         data = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(data).hexdigest() != found.manifest_sha256:
             raise IntegrityError(
                 f"{path} is not the one that was installed",
-                remedy=_removal(name, version),
+                remedy=removal(name, version),
             )
         manifest = decode_json(BundleManifest, data, str(path))
         return StagedRelease(self.layout.release(name, version), manifest, found)
@@ -267,14 +258,7 @@ class Store:
 
     def highest_sequence(self, name: str) -> int:
         """The highest sequence ever installed under that name; -1 when none was."""
-        path = self.layout.bundle(name) / _SEEN
-        seen = -1
-        if path.is_file():
-            with contextlib.suppress(
-                ValueError, AttributeError, RecursionError
-            ):  # damaged: what is installed still tells
-                value = json.loads(path.read_text("utf-8")).get("sequence")
-                seen = value if type(value) is int else -1
+        seen = read_seen(self.layout.bundle(name))
         return max([seen, *(each.sequence for each in self.versions(name))])
 
     def staging_directory(self, name: str, version: str) -> Path:
@@ -305,7 +289,7 @@ class Store:
         directory.rename(target)
         sync_directory(target.parent)
         seen = max(self.highest_sequence(made.name), made.sequence)
-        write_atomic(target.parent / _SEEN, encode({"sequence": seen}))
+        write_seen(target.parent, seen)
         return StagedRelease(target, manifest, made)
 
     def save(self, release: StagedRelease, **changes: object) -> StagedRelease:
@@ -378,26 +362,3 @@ class Store:
 
     def _aside(self, name: str, version: str) -> Path:
         return self.layout.bundle(name) / f".replaced-{version}"
-
-    def _read_record(self, directory: Path) -> ReleaseRecord:
-        """The record of a release; it must be about the directory it lies in, or whatever acts by it acts elsewhere."""
-        path, name, version = directory / _RECORD, directory.parent.name, directory.name
-        try:
-            found = decode_json(ReleaseRecord, path.read_bytes(), str(path))
-        except ContractError as error:
-            raise IntegrityError(
-                f"{path} is damaged", details=error.problems, remedy=_removal(name, version)
-            ) from error
-        if (found.name, found.version) != (name, version):
-            raise IntegrityError(
-                f"{path} is damaged: it is about {found.name!r} {found.version!r}, needed {name} {version}",
-                remedy=_removal(name, version),
-            )
-        return found
-
-
-def _removal(name: str, version: str) -> str:
-    return (
-        f"remove it, which stops it if it runs, and install its bundle again: "
-        f"airbundlectl uninstall {version} --name {name}"
-    )
