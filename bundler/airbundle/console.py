@@ -18,8 +18,8 @@ from rich.progress import (
 )
 
 from airbundle_onsite.errors import AirbundleError
-from airbundle_onsite.render import human_bytes, human_seconds
 from airbundle_onsite.system import Clock, SystemClock
+from airbundle_onsite.units import human_bytes, human_seconds
 
 _LINE_EVERY = 10.0  # seconds between two lines about the same thing, where there is no terminal
 

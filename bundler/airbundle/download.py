@@ -18,8 +18,8 @@ from airbundle import web
 from airbundle.cache import CHUNK, Cache, Partial, WrongBytes
 from airbundle.contract.lock import LockedFile
 from airbundle_onsite.errors import FetchError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Clock, SystemClock
+from airbundle_onsite.units import human_bytes
 
 T = TypeVar("T")
 Advance = Callable[[int], None]

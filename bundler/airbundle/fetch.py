@@ -14,8 +14,8 @@ from airbundle.contract.lock import LockedFile
 from airbundle.download import ROOM, disk_full
 from airbundle.sources.base import Source
 from airbundle_onsite.errors import AirbundleError, FetchError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 
 _Outcomes = SimpleQueue[tuple[LockedFile, BaseException | None]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 
 from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 
 def manifest_text(manifest: BundleManifest, signer: str) -> str:

@@ -15,7 +15,7 @@ from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.artifacts import ModelRole
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 
 @record

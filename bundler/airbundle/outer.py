@@ -14,7 +14,7 @@ import jinja2
 from airbundle.data import data_dir
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _PACKAGE = "airbundle_onsite"
 _SHEBANG = b"#!/usr/bin/env python3\n"

@@ -13,7 +13,7 @@ from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle.engines.base import Chooses
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.record import record
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _TAR_OVERHEAD = 2048
 """Bytes of headers and padding per file: a header, a PAX header for long names, and up to a block of zeros."""

@@ -16,8 +16,8 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.contract.repair import RepairRequest
 from airbundle_onsite.errors import ContractError, IntegrityError, UsageError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify import checksums, media
 from airbundle_onsite.verify.bundle import TrustedManifest, trust
 from airbundle_onsite.verify.source import Piece, pieces_of, read_proven

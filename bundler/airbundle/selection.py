@@ -11,7 +11,7 @@ from airbundle.contract.spec import ModelTable
 from airbundle.weights import is_weight, weight_format
 from airbundle_onsite.contract.record import near_miss, record
 from airbundle_onsite.errors import FetchError
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _LICENSES = re.compile(r"(licen[cs]e|notice|copying|use_policy|terms)[^/]*", re.IGNORECASE)
 _SHARD = re.compile(r"(.*)-\d{5}-of-(\d{5})\.gguf", re.IGNORECASE)

@@ -14,7 +14,6 @@ MARGIN = 64 * 1024 * 1024
 """Bytes beyond the payload that an installation may take for its own records."""
 
 _UNPACKED = 3  # unpacked to compressed size of an image, where the bundle does not say
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 @record
@@ -135,13 +134,3 @@ def why_no_python(python: str, wheel_tags: Sequence[str], fingerprint: Fingerpri
 
 def _of_the_system(path: str) -> bool:
     return path.startswith(("/usr/", "/bin/", "/opt/"))
-
-
-def size_text(count: float) -> str:
-    """``1.2 GB``: decimal units, as printed on disks."""
-    value = float(count)
-    for unit in _UNITS[:-1]:
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} {_UNITS[-1]}"

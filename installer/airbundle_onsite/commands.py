@@ -16,9 +16,10 @@ from airbundle_onsite.deploy.bases import check_bases
 from airbundle_onsite.deploy.inventory import counts, take_inventory
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
-from airbundle_onsite.render import checks_text, human_bytes, human_seconds, json_text
+from airbundle_onsite.render import checks_text, json_text
 from airbundle_onsite.store.disk import FILE_MODE, write_atomic
 from airbundle_onsite.transport import blame, places, received
+from airbundle_onsite.units import human_bytes, human_seconds
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.parts import check_parts
 from airbundle_onsite.verify.source import Directory

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Optional, TextIO
 
 from airbundle_onsite.errors import UsageError
-from airbundle_onsite.render import human_bytes, human_seconds
 from airbundle_onsite.streams import silence
+from airbundle_onsite.units import human_bytes, human_seconds
 
 _BAR_INTERVAL = 0.2  # seconds between redraws on a terminal
 _SPARSE_INTERVAL = 15.0  # seconds between lines elsewhere

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Optional
 
-from airbundle_onsite.capacity import (
-    DiskNeed,
-    DiskShare,
-    choose_python,
-    disk_needs,
-    size_text,
-    why_no_python,
-)
+from airbundle_onsite.capacity import choose_python, why_no_python
 from airbundle_onsite.contract.checks import CheckResult, Status
 from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu
 from airbundle_onsite.contract.launch import LaunchPlan, PlanNeeds
 from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.versions import compare, gpu_code_fits
-
-__all__ = ["DiskNeed", "DiskShare", "choose_plan", "choose_python", "disk_needs", "fits_beside", "unmet"]
 
 _BESIDE_MARGIN = 0.05  # share of the free memory that must stay free when two releases run side by side
 
@@ -93,7 +85,7 @@ def _memory(needs: PlanNeeds, fingerprint: Fingerprint, lacking: list[str], unkn
     if needs.memory and total is None:
         unknown.append("host memory")
     elif needs.memory and total is not None and total < needs.memory:
-        lacking.append(f"it needs {size_text(needs.memory)} of host memory, and there are {size_text(total)}")
+        lacking.append(f"it needs {human_bytes(needs.memory)} of host memory, and there are {human_bytes(total)}")
 
 
 def _flags(needs: PlanNeeds, fingerprint: Fingerprint, lacking: list[str], unknown: list[str]) -> None:
@@ -135,7 +127,7 @@ def gpu_unfit(needs: PlanNeeds, gpu: Gpu) -> list[str]:
         held = ", ".join(needs.architectures)
         reasons.append(f"{name} has compute capability {capability}, and the engine holds code for {held} only")
     if gpu.memory_total is not None and gpu.memory_total < needs.gpu_memory:
-        reasons.append(f"{name} has {size_text(gpu.memory_total)}, below {size_text(needs.gpu_memory)}")
+        reasons.append(f"{name} has {human_bytes(gpu.memory_total)}, below {human_bytes(needs.gpu_memory)}")
     if gpu.compute_mode == "prohibited":
         reasons.append(f"{name} is in compute mode prohibited")
     return reasons

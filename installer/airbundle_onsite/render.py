@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Union
+from typing import Any
 
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import to_plain
 from airbundle_onsite.errors import AirbundleError
 
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "skip"}
-_UNITS = ("B", "kB", "MB", "GB", "TB")
 
 
 def checks_text(checks: Sequence[CheckResult]) -> str:
@@ -49,23 +48,3 @@ def error_plain(error: AirbundleError) -> dict[str, Any]:
         "details": list(error.details),
         "remedy": error.remedy,
     }
-
-
-def human_bytes(count: Union[int, float]) -> str:
-    """``1.2 GB``: decimal units, as printed on sticks and disks."""
-    value = float(count)
-    for unit in _UNITS:
-        if abs(value) < 1000 or unit == _UNITS[-1]:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
-
-
-def human_seconds(seconds: float) -> str:
-    """``45 s``, ``3 min 20 s``, ``2 h 05 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

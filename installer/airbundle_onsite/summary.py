@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Optional
 
 from airbundle_onsite.contract.fingerprint import Fingerprint, Gpu, GpuLink, idle
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 
 def fingerprint_text(taken: Fingerprint) -> str:

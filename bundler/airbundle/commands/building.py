@@ -37,8 +37,9 @@ from airbundle.splitting import pack
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import ExitCode, UsageError
-from airbundle_onsite.render import checks_text, human_bytes
+from airbundle_onsite.render import checks_text
 from airbundle_onsite.system import SystemRunner
+from airbundle_onsite.units import human_bytes
 
 
 @click.command("build")

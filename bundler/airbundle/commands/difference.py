@@ -18,7 +18,7 @@ from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify.bundle import trust
 
 _F = TypeVar("_F", bound=Callable[..., Any])

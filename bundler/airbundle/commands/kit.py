@@ -8,7 +8,7 @@ import click
 
 from airbundle import kit
 from airbundle.commands.app import App, with_app
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 
 @click.command("kit")

@@ -14,8 +14,8 @@ from airbundle.contract.spec import BundleSpec
 from airbundle.planview import plan_build, plan_text
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import UsageError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import SystemClock
+from airbundle_onsite.units import human_bytes
 
 
 @click.command()

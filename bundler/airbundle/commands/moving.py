@@ -15,7 +15,7 @@ from airbundle.commands.app import App, read_file, size, with_app
 from airbundle.commands.signing import open_keys, signing_options
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import UsageError
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _OUTPUT = click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
 _INSECURE = click.option("--insecure", is_flag=True, help="Speak http to a registry that is not on this machine.")

@@ -16,8 +16,8 @@ from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import record, to_plain
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify.bundle import TrustedManifest
 
 

@@ -18,7 +18,7 @@ from airbundle.memory.kv import KvDtype
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
 from airbundle_onsite.contract.record import near_miss
 from airbundle_onsite.errors import UsageError
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 NAME = "llama.cpp"
 WHEEL = "xllamacpp"

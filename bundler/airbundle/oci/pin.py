@@ -12,8 +12,8 @@ from airbundle.oci.documents import Config, Descriptor, Manifest, Origin
 from airbundle.oci.layers import Fetch, is_zstd, packed_form, unpack
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 
 Advance = Callable[[int], None]
 

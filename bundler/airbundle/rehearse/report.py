@@ -9,7 +9,7 @@ from typing import Literal
 from airbundle_onsite.contract.checks import CheckResult, Status
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import AirbundleError, ExitCode
-from airbundle_onsite.render import human_seconds
+from airbundle_onsite.units import human_seconds
 
 REPORT_FILE = "rehearsal.json"
 REPORT_VERSION = 1

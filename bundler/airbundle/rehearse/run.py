@@ -24,8 +24,8 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.record import decode_json, encode, record
 from airbundle_onsite.errors import ContractError, UsageError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Runner, Talk
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify.bundle import trust
 
 __all__ = ["WATCH_SECONDS", "Settings", "examiner", "failure", "rehearse", "report_text"]

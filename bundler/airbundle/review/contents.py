@@ -10,7 +10,7 @@ from airbundle.sbom.inventory import ImageInventory, Inventory, Package
 from airbundle.sbom.purl import distribution_of
 from airbundle_onsite.contract.artifacts import ModelEntry
 from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _UNKNOWN = "not declared"
 _KINDS = {"deb": "Debian packages", "rpm": "RPM packages", "apk": "Alpine packages", "python": "Python projects"}

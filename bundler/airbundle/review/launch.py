@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from airbundle.review.tables import Column, Fact, Table
 from airbundle_onsite.contract.launch import LaunchPlan, SmokeTest
 from airbundle_onsite.contract.record import record
-from airbundle_onsite.render import human_bytes, human_seconds
+from airbundle_onsite.units import human_bytes, human_seconds
 
 MEANINGS = {
     "config": "the release's config directory",

@@ -22,7 +22,7 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.payload import OuterFile
 from airbundle_onsite.contract.profile import GpuProfile
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.units import human_bytes
 
 _GENERATED = (layout.MANIFEST, layout.CHECKSUMS, layout.SIGNATURE, layout.CONTENTS)
 

@@ -9,8 +9,8 @@ from airbundle_onsite.contract.base import BaseRelease
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.deploy.world import Site
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.store.rebuild import FULL_BUNDLE, Found, find_base
+from airbundle_onsite.units import human_bytes
 
 CHECK = "preflight.base"
 _SHOWN = 10

@@ -11,8 +11,8 @@ from typing import Optional
 from airbundle_onsite.deploy.transaction import Before, Undone, running_instance, undo
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError, IntegrityError, PreflightError, TrustError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.store.journal import Transaction
+from airbundle_onsite.units import human_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _KEPT = (IntegrityError, TrustError, PreflightError)

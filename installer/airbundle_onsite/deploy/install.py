@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Optional
 
+from airbundle_onsite.capacity import disk_needs
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import record
@@ -28,13 +29,13 @@ from airbundle_onsite.deploy.transaction import (
 )
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import IntegrityError, PreflightError, TrustError
-from airbundle_onsite.plan import disk_needs, fits_beside
-from airbundle_onsite.render import human_bytes
+from airbundle_onsite.plan import fits_beside
 from airbundle_onsite.runtimes.base import Blob, Runtime
 from airbundle_onsite.store.journal import Transaction
 from airbundle_onsite.store.rebuild import rebuilt
 from airbundle_onsite.store.releases import StagedRelease, Staging
 from airbundle_onsite.transport import received
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.source import PartSource
 from airbundle_onsite.verify.stream import PayloadReader

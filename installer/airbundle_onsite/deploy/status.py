@@ -13,9 +13,9 @@ from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.transaction import files_of
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, IntegrityError
-from airbundle_onsite.render import human_seconds
 from airbundle_onsite.smoke.ready import wait_ready
 from airbundle_onsite.store.releases import StagedRelease
+from airbundle_onsite.units import human_seconds
 
 _PATIENCE = 20  # seconds for one generation; a loaded engine answers in a few
 

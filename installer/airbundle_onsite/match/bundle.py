@@ -6,11 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Union
 
-from airbundle_onsite.capacity import DiskNeed, choose_python, disk_needs, size_text, why_no_python
+from airbundle_onsite.capacity import DiskNeed, choose_python, disk_needs, why_no_python
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.fingerprint import DiskFacts, Fingerprint
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.match.engine import match_engine
+from airbundle_onsite.units import human_bytes
 
 _NETWORK_FILESYSTEMS = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs", "ceph", "glusterfs")
 _CLOCK_SLACK = 24 * 3600  # seconds; a bundle is carried on the day it is built, across time zones set wrongly
@@ -74,16 +75,16 @@ def _disk(need: DiskNeed) -> CheckResult:
         return CheckResult(
             id=check,
             status="pass",
-            summary=f"{place}: {size_text(need.needed)} needed at the peak, {size_text(need.free)} free",
+            summary=f"{place}: {human_bytes(need.needed)} needed at the peak, {human_bytes(need.free)} free",
         )
     return CheckResult(
         id=check,
         status="fail",
-        summary=f"{place} has {size_text(need.free)} free, {size_text(need.needed)} are needed at the peak",
-        expected=f"{size_text(need.needed)} free on the filesystem of {paths}",
-        actual=f"{size_text(need.free)} free",
-        evidence=tuple(f"{size_text(share.size)} for {share.what}" for share in need.shares),
-        remedy=f"free {size_text(need.needed - need.free)} on {place}, "
+        summary=f"{place} has {human_bytes(need.free)} free, {human_bytes(need.needed)} are needed at the peak",
+        expected=f"{human_bytes(need.needed)} free on the filesystem of {paths}",
+        actual=f"{human_bytes(need.free)} free",
+        evidence=tuple(f"{human_bytes(share.size)} for {share.what}" for share in need.shares),
+        remedy=f"free {human_bytes(need.needed - need.free)} on {place}, "
         + (
             "install elsewhere with --root, or have the engine keep its images on a larger disk"
             if any(disk.purpose == "docker" for disk in need.disks)

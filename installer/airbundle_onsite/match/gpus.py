@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from airbundle_onsite.capacity import size_text
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.fingerprint import Gpu, GpuFacts, GpuLink, idle
 from airbundle_onsite.contract.profile import GpuProfile
 from airbundle_onsite.match.driver import match_driver, match_state
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.versions import compare
 
 _REBUILD = "have the bundle built for this host from its fingerprint (bash install.sh --fingerprint FILE)"
@@ -191,7 +191,7 @@ def _capability(profile: GpuProfile, gpu: Gpu) -> CheckResult:
 
 
 def _memory(profile: GpuProfile, gpu: Gpu) -> CheckResult:
-    found, wanted, check = gpu.memory_total, size_text(profile.memory), "match.gpu.memory"
+    found, wanted, check = gpu.memory_total, human_bytes(profile.memory), "match.gpu.memory"
     if found is None:
         return CheckResult(
             id=check,
@@ -203,14 +203,14 @@ def _memory(profile: GpuProfile, gpu: Gpu) -> CheckResult:
         )
     shared = ", shared with the host" if gpu.unified_memory else ""
     if found >= profile.memory:
-        summary = f"GPU {gpu.index} has {size_text(found)} of memory{shared}"
+        summary = f"GPU {gpu.index} has {human_bytes(found)} of memory{shared}"
         return CheckResult(id=check, status="pass", summary=summary)
     return CheckResult(
         id=check,
         status="fail",
-        summary=f"GPU {gpu.index} has {size_text(found)} of memory{shared}, the bundle's plan is for {wanted}",
+        summary=f"GPU {gpu.index} has {human_bytes(found)} of memory{shared}, the bundle's plan is for {wanted}",
         expected=f"at least {wanted}",
-        actual=size_text(found),
+        actual=human_bytes(found),
         remedy=_REBUILD,
     )
 

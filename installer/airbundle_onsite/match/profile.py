@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Optional
 
-from airbundle_onsite.capacity import size_text
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.launch import RuntimeKind
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.match.gpus import match_gpus
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.versions import compare
 
 _REBUILD = "have the bundle built for this host from its fingerprint (bash install.sh --fingerprint FILE)"
@@ -79,7 +79,7 @@ def _flags(profile: HardwareProfile, fingerprint: Fingerprint) -> CheckResult:
 
 def _memory(profile: HardwareProfile, fingerprint: Fingerprint) -> CheckResult:
     total, name = fingerprint.memory.total, "match.memory"
-    wanted = size_text(profile.min_memory)
+    wanted = human_bytes(profile.min_memory)
     if not profile.min_memory:
         return CheckResult(id=name, status="skip", summary="the profile asks for no amount of host memory")
     if total is None:
@@ -91,7 +91,7 @@ def _memory(profile: HardwareProfile, fingerprint: Fingerprint) -> CheckResult:
             actual="unknown",
             remedy="see that /proc/meminfo can be read",
         )
-    found = size_text(total)
+    found = human_bytes(total)
     if total >= profile.min_memory:
         return CheckResult(id=name, status="pass", summary=f"host memory {found}")
     return CheckResult(

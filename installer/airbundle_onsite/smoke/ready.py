@@ -6,11 +6,11 @@ from typing import Any, Optional
 
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.launch import LaunchPlan
-from airbundle_onsite.render import human_seconds
 from airbundle_onsite.runtimes.base import Instance, Runtime
 from airbundle_onsite.smoke.answers import generated
 from airbundle_onsite.smoke.http import LoopbackRequests, Reply, Requests
 from airbundle_onsite.system import Clock, Talk
+from airbundle_onsite.units import human_seconds
 
 _POLL = 0.5  # seconds between looks
 _HEALTH_SECONDS = 10.0

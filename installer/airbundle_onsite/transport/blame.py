@@ -10,8 +10,8 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.repair import SCHEMA_VERSION, BadPart, RepairRequest
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify import media
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.parts import Outcome, read_pieces

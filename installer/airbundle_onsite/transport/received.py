@@ -19,7 +19,6 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.layout import StoreLayout
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import IntegrityError, PreflightError
-from airbundle_onsite.render import human_bytes
 from airbundle_onsite.store.disk import (
     FILE_MODE,
     make_directory,
@@ -31,6 +30,7 @@ from airbundle_onsite.store.disk import (
     write_new,
 )
 from airbundle_onsite.system import Talk
+from airbundle_onsite.units import human_bytes
 from airbundle_onsite.verify import media
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.source import (

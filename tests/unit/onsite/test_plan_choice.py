@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from airbundle_onsite.capacity import MARGIN, why_no_python
+from airbundle_onsite.capacity import MARGIN, choose_python, disk_needs, why_no_python
 from airbundle_onsite.contract.fingerprint import CpuFacts, GpuFacts, MemoryFacts, PythonFacts
 from airbundle_onsite.contract.launch import PlanNeeds
-from airbundle_onsite.plan import choose_plan, choose_python, disk_needs, fits_beside
+from airbundle_onsite.plan import choose_plan, fits_beside
 from airbundle_onsite.probes.files import HostFiles
 from airbundle_onsite.probes.gpu import SystemMemory, gpu_facts
 from unit.onsite.hosts import GB, disk, docker, gpus, h100, host, image, layer, manifest, plan, with_os
