@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from airbundle import engines
-from airbundle.assemble import part_sizes
 from airbundle.cache import Cache
 from airbundle.choose import EnginePlan
 from airbundle.choose.view import choice_lines
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle.engines.base import Chooses
+from airbundle.partwriter import part_sizes
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.units import human_bytes

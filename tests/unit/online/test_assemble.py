@@ -6,7 +6,8 @@ import tarfile
 
 import pytest
 
-from airbundle.assemble import Member, bytes_member, part_sizes, plan_payload, write_payload
+from airbundle.assemble import Member, bytes_member, plan_payload, write_payload
+from airbundle.partwriter import part_sizes
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import IntegrityError, UsageError
 
