@@ -10,7 +10,7 @@ from typing import Any, Optional
 from airbundle_onsite import match
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult, exit_code
-from airbundle_onsite.contract.record import encode, record
+from airbundle_onsite.contract.record import encode, record, to_plain
 from airbundle_onsite.deploy import activate, install, operate, signers, status, support
 from airbundle_onsite.deploy.bases import check_bases
 from airbundle_onsite.deploy.inventory import counts, take_inventory
@@ -291,9 +291,21 @@ def run_rollback(site: Site, options: Options) -> Report:
 
 
 def run_start(site: Site, options: Options) -> Report:
-    """Start the active version."""
-    made = operate.start(site, _name(site, options)).record
-    return Report(f"{made.name} {made.version} answers at http://{made.host}:{made.port}", made)
+    """See to it that the active version answers."""
+    return _started(operate.start(site, _name(site, options)))
+
+
+def run_restart(site: Site, options: Options) -> Report:
+    """Start the active version afresh, whatever it does."""
+    return _started(operate.start(site, _name(site, options), afresh=True))
+
+
+def _started(started: operate.Started) -> Report:
+    made = started.release.record
+    text = f"{made.name} {made.version} answers at http://{made.host}:{made.port}"
+    if started.restarted:
+        text += f"; it was restarted: {started.restarted}"
+    return Report(text, {**to_plain(made), "restarted": started.restarted})
 
 
 def run_stop(site: Site, options: Options) -> Report:
@@ -360,7 +372,7 @@ def _checks(checks: list[CheckResult], code: ExitCode) -> Report:
 
 
 def _removed(removed: operate.Removed) -> Report:
-    what = ", ".join(removed.releases) or "no release"
+    what = ", ".join([*removed.releases, *removed.outside]) or "no release"
     return Report(f"removed: {what}; {human_bytes(removed.freed)} freed", removed)
 
 
@@ -380,7 +392,8 @@ COMMANDS: Mapping[str, Command] = {
     "status": Command(run_status, "what is active, and whether it answers"),
     "list": Command(run_list, "every installed version"),
     "smoke": Command(run_smoke, "run the smoke tests against what runs"),
-    "start": Command(run_start, "start the active version", changes=True),
+    "start": Command(run_start, "start the active version; restart it when it runs and does not answer", changes=True),
+    "restart": Command(run_restart, "start the active version afresh, also when it answers", changes=True),
     "stop": Command(run_stop, "stop the active version", changes=True),
     "prune": Command(run_prune, "remove versions other than the active one and the one before", changes=True),
     "support-bundle": Command(run_support, "logs, journal and facts in one file, without secrets", "FILE"),

@@ -268,3 +268,19 @@ def test_names_and_versions_that_read_the_same_when_joined(two: Site, tmp_path: 
     assert (two.answer(), other.answer()) == ("Paris, says v2-x", "Paris, says x")
     status = two.run("status")
     assert status.code == 0, status
+
+
+@pytest.mark.parametrize("name", ["lock", "journal.jsonl"])
+def test_a_named_pipe_in_place_of_a_file_is_not_waited_for(two: Site, name: str) -> None:
+    pipe = two.root / name
+    pipe.unlink()
+    os.mkfifo(pipe)
+    status = two.run("status", timeout=40)
+    assert status.code == 0, status
+    assert two.run("support-bundle", two.root / "s.tgz", timeout=40).code == 0
+    done = two.run("stop", timeout=40)
+    assert done.code == ExitCode.INTEGRITY, done
+    assert f"{pipe} is no regular file" in done.err and "rm " in done.err
+    assert two.answer() == "Paris, says v2"
+    pipe.unlink()
+    assert two.run("stop").code == 0

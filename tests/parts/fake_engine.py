@@ -25,6 +25,7 @@ FAULTS = {
     "empty": "completions are empty",
     "wrong": "completions name another capital",
     "error": "completions answer 500",
+    "lost-gpu": "completions answer 500, since the GPU is gone; the log says so",
     "crash": "the process ends at the first completion",
     "phone-home": "asks for --phone-home-host while starting",
 }
@@ -57,6 +58,7 @@ def parse(words):
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--fault", choices=sorted(FAULTS), default=os.environ.get("FAKE_ENGINE_FAULT", "none"))
+    parser.add_argument("--fault-file", default="", help="while this file exists, its text is the fault")
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--alias", default="fake", help="name of the model in the API")
     parser.add_argument("--answer", default="The capital of France is Paris.")
@@ -120,6 +122,13 @@ class Handler(BaseHTTPRequestHandler):
             return
         self.complete(request, self.path.endswith("/chat/completions"))
 
+    def fault(self):
+        try:
+            with open(self.options.fault_file) as handle:  # noqa: PTH123
+                return handle.read().strip()
+        except OSError:
+            return self.options.fault
+
     def loaded(self):
         if self.options.fault == "loading" and time.monotonic() < self.ready_at:
             self.reply({"error": {"message": "Loading model", "code": 503}}, 503)
@@ -127,13 +136,17 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
     def complete(self, request, chat):
-        fault = self.options.fault
+        fault = self.fault()
         if fault == "crash":
             os._exit(139)
         if fault == "hang":
             threading.Event().wait()
         if fault == "error":
             self.reply({"error": {"message": "internal error", "code": 500}}, 500)
+            return
+        if fault == "lost-gpu":
+            say("RuntimeError: CUDA error: unknown error")
+            self.reply({"error": {"message": "EngineCore encountered an issue", "code": 500}}, 500)
             return
         text = {"garbage": "!" * 64, "empty": "", "wrong": WRONG}.get(fault, self.options.answer)
         if request.get("stream"):

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Sequence
 from typing import Optional
 
 from airbundle_onsite import runtimes
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.activate import Declined
 from airbundle_onsite.deploy.ports import in_use, owner
-from airbundle_onsite.deploy.transaction import files_of, recover, running_instance, start_service
+from airbundle_onsite.deploy.restart import Fault, find_fault, restart
+from airbundle_onsite.deploy.transaction import await_service, begin_service, files_of, recover, running_instance
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError, PreflightError, UsageError
-from airbundle_onsite.runtimes.base import Runtime
+from airbundle_onsite.runtimes.base import Instance, Runtime
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.releases import StagedRelease
 
 
 @record
 class Removed:
-    """What `prune` or `uninstall` removed: ``name version`` each, and the bytes freed."""
+    """What `prune` or `uninstall` removed.
+
+    Attributes:
+        releases: ``name version`` each.
+        freed: bytes under the root.
+        outside: what else went, as ``image engine:1``.
+    """
 
     releases: tuple[str, ...]
     freed: int
+    outside: tuple[str, ...] = ()
 
 
 def active_release(site: Site, name: str) -> StagedRelease:
@@ -35,8 +45,21 @@ def active_release(site: Site, name: str) -> StagedRelease:
     return site.store.load(name, version)
 
 
-def start(site: Site, name: str) -> StagedRelease:
-    """Start the active release unless it runs, and wait until it answers.
+@record
+class Started:
+    """What `start` came to: the release, and why it was restarted although it ran; empty when it was not."""
+
+    release: StagedRelease
+    restarted: str = ""
+
+
+def start(site: Site, name: str, *, afresh: bool = False) -> Started:
+    """See to it that the active release answers: start it, wait while it loads, restart it when it never will.
+
+    Args:
+        site: where.
+        name: of the bundle.
+        afresh: restart it also when it answers.
 
     Raises:
         PreflightError: another process has its port.
@@ -45,17 +68,38 @@ def start(site: Site, name: str) -> StagedRelease:
     with site.exclusive():
         recover(site)
         release = active_release(site, name)
-        if running_instance(site, release) is not None:
-            return release
-        made = release.record
-        if in_use(made.host, made.port):
-            holder = owner(made.port) or "a process that this user may not see"
-            raise PreflightError(f"port {made.port} on {made.host} is in use by {holder}", remedy="stop that process")
-        try:
-            instance = start_service(site, release)
-        except AirbundleError as error:
-            raise DeployError(error.summary, restored=None, remedy=error.remedy, details=error.details) from error
-        return site.store.save(release, instance={**instance.details, "active_since": site.now()})
+        instance = running_instance(site, release)
+        if instance is None:
+            _require_port(release.record)
+            return Started(_answering(site, release, lambda: begin_service(site, release)))
+        fault = Fault("asked for") if afresh else find_fault(site, release, instance)
+        if fault is None:
+            return Started(_noted(site, release, instance))
+        site.talk.say(f"Restarting {name} {release.record.version}: {fault.text()}")
+        return Started(_answering(site, release, lambda: restart(site, release)), fault.text())
+
+
+def _require_port(made: ReleaseRecord) -> None:
+    if in_use(made.host, made.port):
+        holder = owner(made.port) or "a process that this user may not see"
+        raise PreflightError(f"port {made.port} on {made.host} is in use by {holder}", remedy="stop that process")
+
+
+def _answering(site: Site, release: StagedRelease, begin: Callable[[], Instance]) -> StagedRelease:
+    try:
+        return await_service(site, release, begin())
+    except DeployError:
+        raise
+    except AirbundleError as error:
+        raise DeployError(error.summary, restored=None, remedy=error.remedy, details=error.details) from error
+
+
+def _noted(site: Site, release: StagedRelease, instance: Instance) -> StagedRelease:
+    """The record of a release that has just answered, in a life that it may not know yet."""
+    life, details = site.runtime(release.record.runtime).state(instance).life, release.record.instance
+    if not life or life == details.get("life"):
+        return release
+    return site.store.save(release, instance={**details, "life": life})
 
 
 def stop(site: Site, name: str) -> StagedRelease:
@@ -80,9 +124,11 @@ def smoke(site: Site, name: str) -> list[CheckResult]:
     """
     release = active_release(site, name)
     instance = running_instance(site, release)
+    made = release.record
     if instance is None:
-        made = release.record
         raise DeployError(f"{made.name} {made.version} is not running", restored=None, remedy="--start starts it")
+    if site.runtime(made.runtime).state(instance).status == "paused":
+        raise DeployError(f"{made.name} {made.version} is paused", restored=None, remedy="--start restarts it")
     files = files_of(release)
     return list(run_smoke(files.manifest, files.plan, instance, site.world.clock, site.talk))
 
@@ -99,8 +145,12 @@ def prune(site: Site, name: str, keep: int) -> Removed:
         doomed = rest[: max(0, len(rest) - keep)]
         if doomed and not site.confirm(f"Remove {', '.join(f'{name} {version}' for version in doomed)}?"):
             raise Declined
-        freed = sum(_remove(site, name, version) for version in doomed) + site.store.sweep()
-        return Removed(tuple(f"{name} {version}" for version in doomed), freed)
+        kinds = {each.runtime for each in site.store.versions(name)}
+        for version in doomed:
+            _remove_instances(site, name, version)
+        outside = _sweep_outside(site, kinds, name, doomed)
+        freed = sum(site.store.remove(name, version) for version in doomed) + site.store.sweep()
+        return Removed(tuple(f"{name} {version}" for version in doomed), freed, outside)
 
 
 def uninstall(site: Site, name: str, version: Optional[str]) -> Removed:
@@ -119,19 +169,38 @@ def uninstall(site: Site, name: str, version: Optional[str]) -> Removed:
         running = f" {current} is active and will be stopped." if current in versions else ""
         if not site.confirm(f"Remove {', '.join(f'{name} {each}' for each in versions)}?{running}"):
             raise Declined
-        freed = 0
+        kinds = {each.runtime for each in site.store.versions(name) if each.version in versions}
         for each in versions:
+            _remove_instances(site, name, each)
             if each == current:
-                _remove_instances(site, name, each)
                 site.store.deactivate(name)
-            freed += _remove(site, name, each)
+        # Before the last release goes: after a crash in between, the same command can still be given.
+        outside = _sweep_outside(site, kinds, name, versions)
+        freed = sum(site.store.remove(name, each) for each in versions)
         site.store.forget(name)
-        return Removed(tuple(f"{name} {each}" for each in versions), freed)
+        return Removed(tuple(f"{name} {each}" for each in versions), freed, outside)
 
 
-def _remove(site: Site, name: str, version: str) -> int:
-    _remove_instances(site, name, version)
-    return site.store.remove(name, version)
+def _sweep_outside(site: Site, kinds: Iterable[str], name: str, doomed: Sequence[str]) -> tuple[str, ...]:
+    """Remove what runtimes keep outside the root for releases that go; what cannot go is said."""
+    gone: list[str] = []
+    try:
+        kept = [site.store.load(*each).manifest for each in _releases(site) if each[0] != name or each[1] not in doomed]
+        for kind in sorted(set(kinds)):
+            gone += site.runtime(kind).sweep(kept)
+    except AirbundleError as error:  # a damaged release may need any image; an engine may be down
+        site.talk.say(f"Images were left where they are; --prune tries again: {error.summary}")
+    return tuple(gone)
+
+
+def _releases(site: Site) -> list[tuple[str, str]]:
+    """Name and version of every release under the root, damaged ones too."""
+    store = site.store
+    return [
+        (name, version)
+        for name in store.bundles()
+        for version in (*(each.version for each in store.versions(name)), *store.damaged(name))
+    ]
 
 
 def _remove_instances(site: Site, name: str, version: str) -> None:

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Optional
 
-_LISTEN = "0A"
+_LISTEN, _OPEN = "0A", "01"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -38,16 +38,26 @@ def owner(port: int, proc: Path = Path("/proc")) -> str:
     return ""
 
 
+def connections(port: int, proc: Path = Path("/proc")) -> int:
+    """Open connections to a port of this machine; those that the kernel forwards elsewhere do not count."""
+    return len(_sockets(port, _OPEN, proc))
+
+
 def _listening(port: int, proc: Path) -> set[str]:
-    inodes = set()
+    return {f"socket:[{inode}]" for inode in _sockets(port, _LISTEN, proc)}
+
+
+def _sockets(port: int, state: str, proc: Path) -> list[str]:
+    """Inodes of the sockets with this port as their own that are in this state of the kernel's tables."""
+    inodes = []
     for table in ("net/tcp", "net/tcp6"):
         try:
             lines = (proc / table).read_text("ascii").splitlines()[1:]
         except OSError:
             continue
         for words in map(str.split, lines):
-            if words[3] == _LISTEN and int(words[1].rpartition(":")[2], 16) == port:
-                inodes.add(f"socket:[{words[9]}]")
+            if words[3] == state and int(words[1].rpartition(":")[2], 16) == port:
+                inodes.append(words[9])
     return inodes
 
 

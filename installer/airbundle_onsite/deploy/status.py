@@ -10,6 +10,7 @@ from typing import Optional
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
+from airbundle_onsite.deploy.restart import known_faults, loading_left
 from airbundle_onsite.deploy.transaction import files_of
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, IntegrityError
@@ -18,6 +19,7 @@ from airbundle_onsite.store.releases import StagedRelease
 from airbundle_onsite.units import human_seconds
 
 _PATIENCE = 20  # seconds for one generation; a loaded engine answers in a few
+_LOG_LINES = 2000
 
 
 @record
@@ -27,8 +29,9 @@ class BundleStatus:
     Attributes:
         name: of the bundle.
         version: the active one; None when none is.
-        state: ``running``, ``exited``, ``absent`` or ``unknown`` (`problem` says why).
+        state: ``running``, ``paused``, ``exited``, ``absent`` or ``unknown`` (`problem` says why).
         answers: whether a token was generated just now.
+        loading: seconds for which one that does not answer may still be loading; 0 when it should answer.
         host, port, plan, runtime, engine: of the active release.
         active_since: seconds since the epoch of the last activation or start; 0 when unknown.
         uptime: seconds since then; 0 when it is not running.
@@ -46,6 +49,7 @@ class BundleStatus:
     version: Optional[str]
     state: str = "absent"
     answers: bool = False
+    loading: int = 0
     host: str = ""
     port: int = 0
     plan: str = ""
@@ -106,11 +110,15 @@ def _active(site: Site, release: StagedRelease, blank: BundleStatus) -> BundleSt
         plan, readiness=dataclasses.replace(plan.readiness, load_seconds=_PATIENCE, request_seconds=_PATIENCE)
     )
     checks = tuple(wait_ready(instance, quick, runtime, site.world.clock, site.talk))
+    answers = all(check.status != "fail" for check in checks)
+    if not answers:
+        checks = (*checks, *known_faults(plan, runtime.logs(instance, _LOG_LINES)))
     return dataclasses.replace(
         known,
         state=state,
         problem=seen.problem,
-        answers=all(check.status != "fail" for check in checks),
+        answers=answers,
+        loading=0 if answers else int(loading_left(release, plan, seen)),
         uptime=max(0, site.now() - known.active_since) if known.active_since else 0,
         gpus=_gpus(site) if plan.gpus != "none" else (),
         checks=checks,
@@ -164,8 +172,12 @@ def _headline(state: BundleStatus) -> str:
         return f"{state.version} is running and answers" + (f", but {state.problem}" if state.problem else "")
     if state.state == "unknown":
         return f"{state.version}: its state could not be read: {state.problem}"
+    if state.loading:
+        return f"{state.version} does not answer yet: it may be loading for up to {human_seconds(state.loading)} more"
     if state.state == "running":
-        return f"{state.version} is running, but does not answer; --stop, then --start, starts it afresh"
+        return f"{state.version} is running, but does not answer; --start restarts it"
+    if state.state == "paused":
+        return f"{state.version} is paused, and answers nothing; --start restarts it"
     return f"{state.version} is not running ({state.state}); --start starts it"
 
 

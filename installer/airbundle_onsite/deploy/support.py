@@ -78,6 +78,8 @@ def _attempt(get: Callable[[], str]) -> str:
 
 
 def _tail(path: Path) -> str:
+    if path.exists() and not path.is_file():  # reading a named pipe would wait without end
+        return "could not be read: it is no regular file\n"
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))

@@ -86,12 +86,10 @@ def files_of(release: StagedRelease) -> ReleaseFiles:
 
 
 def running_instance(site: Site, release: StagedRelease) -> Optional[Instance]:
-    """The release's service, when it is running."""
+    """The release's service, when it is up: running, or paused, which holds its port and memory, too."""
     runtime = site.runtime(release.record.runtime)
     instance = runtime.find(release.record.name, release.record.version, "service")
-    if instance is not None and runtime.state(instance).status == "running":
-        return instance
-    return None
+    return instance if instance is not None and runtime.state(instance).up else None
 
 
 def before(site: Site, name: str) -> Before:
@@ -112,16 +110,30 @@ def _stray(site: Site, name: str) -> Optional[str]:
     return None
 
 
-def start_service(site: Site, release: StagedRelease) -> Instance:
+def begin_service(site: Site, release: StagedRelease) -> Instance:
+    """Start a release on its service port, without waiting; its details tell this life of it from others."""
+    made, runtime = release.record, site.runtime(release.record.runtime)
+    instance = runtime.start(files_of(release), slot="service", host=made.host, port=made.port)
+    return dataclasses.replace(instance, details={**instance.details, "life": runtime.state(instance).life})
+
+
+def await_service(site: Site, release: StagedRelease, instance: Instance) -> StagedRelease:
+    """Wait until a service generates, and note in its record that it did.
+
+    Raises:
+        ChecksFailed: it does not come up.
+    """
+    _must_answer(site, files_of(release), instance, smoke=False)
+    return site.store.save(release, instance={**instance.details, "active_since": site.now()})
+
+
+def start_service(site: Site, release: StagedRelease) -> StagedRelease:
     """Start a release on its service port, and wait until it generates.
 
     Raises:
         ChecksFailed: it does not come up.
     """
-    files, runtime = files_of(release), site.runtime(release.record.runtime)
-    instance = runtime.start(files, slot="service", host=release.record.host, port=release.record.port)
-    _must_answer(site, files, instance, smoke=False)
-    return instance
+    return await_service(site, release, begin_service(site, release))
 
 
 def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: bool) -> list[CheckResult]:
@@ -141,7 +153,7 @@ def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: 
 
 
 def stop_old(site: Site, tx: Transaction, old: Before) -> None:
-    """Note the switch, and stop what was active; it can be started again."""
+    """Note the switch, and stop what is up of what was active; it can be started again."""
     tx.step("switching")
     if old.release is None:
         return
@@ -212,7 +224,7 @@ class BringUp:
         """
         made = self._release.record
         self._site.talk.say(f"Starting {made.name} {made.version} on {made.host}:{made.port}")
-        instance = self._runtime.start(self._files, slot="service", host=made.host, port=made.port)
+        instance = begin_service(self._site, self._release)
         self._tx.step("started")
         checks = _must_answer(self._site, self._files, instance, smoke=not self._proof)
         now = self._site.now()
@@ -261,7 +273,7 @@ def undo(site: Site, tx: Transaction, *, drop: bool = False) -> Undone:
     """
     entry = tx.last
     made_current = site.store.active(entry.name) == entry.version and entry.previous != entry.version
-    if entry.step == "activated" or (entry.step == "started" and made_current):
+    if entry.step == "activated" or (entry.step == "started" and (made_current or entry.op == "restart")):
         site.store.drop_aside(entry.name, entry.version)
         tx.step("done")
         return Undone(entry.version, finished=True)

@@ -7,7 +7,7 @@ that a run after a crash can clean up what the crashed one began.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 from typing import Any, Literal, Optional, Protocol
@@ -72,14 +72,27 @@ class Instance:
 
 @record
 class InstanceState:
-    """`status`: ``running``, ``exited`` (with `code`, when known) or ``absent``.
+    """What something started does now.
 
-    `problem` says what is wrong although it runs; empty for nothing.
+    Attributes:
+        status: ``running``, ``paused`` (it holds its port and its memory, and does nothing), ``exited`` (with `code`,
+            when known) or ``absent``.
+        code: the exit code, negative for a signal.
+        problem: what is wrong although it runs; empty for nothing.
+        life: tells this run of the engine from the one before it and the one after it; empty when it does not run.
+        age: seconds since that run began; None when it is not known.
     """
 
-    status: Literal["running", "exited", "absent"]
+    status: Literal["running", "paused", "exited", "absent"]
     code: Optional[int] = None
     problem: str = ""
+    life: str = ""
+    age: Optional[float] = None
+
+    @property
+    def up(self) -> bool:
+        """Whether it holds its port and its memory."""
+        return self.status in ("running", "paused")
 
 
 @record
@@ -141,4 +154,12 @@ class Runtime(Protocol):
 
     def remove(self, instance: Instance) -> None:
         """Stop it and remove every trace of it except the release's files."""
+        ...
+
+    def sweep(self, kept: Sequence[BundleManifest]) -> list[str]:
+        """Remove what this runtime put outside the root, as images, and neither `kept` nor anybody else needs.
+
+        Returns:
+            What went, for people: ``image engine:1``.
+        """
         ...

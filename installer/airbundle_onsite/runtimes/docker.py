@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, Literal, Optional
 from urllib.parse import quote
@@ -20,7 +20,8 @@ from airbundle_onsite.runtimes import docker_config as config
 from airbundle_onsite.runtimes import docker_layers
 from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.docker_archive import docker_archive
-from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network
+from airbundle_onsite.runtimes.docker_images import DockerImages
+from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network, remove_networks
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.pip import install_argv, pip_wheel
 from airbundle_onsite.runtimes.values import is_loopback, physical_cores
@@ -45,6 +46,7 @@ class DockerRuntime:
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
         self._opened: Optional[DockerClient] = None
+        self._images = DockerImages(lambda: self._client, environment.root)
 
     # --- before a start -----------------------------------------------------------------------------------
 
@@ -65,7 +67,7 @@ class DockerRuntime:
                 )
             )
         for slot in ("service", "candidate"):
-            name = config.container_name(manifest.name, manifest.version, slot)
+            name = config.container_names(manifest.name, manifest.version, slot)[0]
             container = self._inspect(name) if fingerprint.docker.state == "ok" else None
             if container is not None and config.owner(container) != self._root:
                 error = _not_ours(name, config.owner(container))
@@ -100,9 +102,10 @@ class DockerRuntime:
                 for _ in blob.chunks:
                     pass
         else:
+            self._images.about_to_load(manifest.images)
             self._client.load(docker_archive(manifest.images, blobs, manifest.absent_layers), self._say_load)
         for image in manifest.images:
-            found = self._find_image(image)
+            found = self._images.find(image)
             if found is None:
                 raise DockerError(
                     f"find image {image.name} after loading it",
@@ -110,11 +113,12 @@ class DockerRuntime:
                     f"the engine has none with id {image.config_digest}",
                     remedy="see the engine's log (journalctl -u docker); run the same command again to load it again",
                 )
-            self._tag(image, found)
+            self._images.tag(image, found)
+            self._images.loaded(image, found)
 
     def has_images(self, manifest: BundleManifest) -> list[str]:
         """Names of the manifest's images that the engine lacks."""
-        return [image.name for image in manifest.images if self._find_image(image) is None]
+        return [image.name for image in manifest.images if self._images.find(image) is None]
 
     def prepare(self, release: ReleaseFiles) -> None:
         """Make the state directory and, for a plan with wheels, install them in a container without network.
@@ -143,12 +147,12 @@ class DockerRuntime:
         argv = install_argv("python3", pip, wheels, PurePosixPath(config.SITE_DIR))
         engine = self._traits()
         user = "0:0" if engine.rootless else f"{os.geteuid()}:{os.getegid()}"
-        name = config.container_name(release.manifest.name, release.manifest.version, "prepare")
+        name = self._free_name(release.manifest.name, release.manifest.version, "prepare")
         body = config.prepare_body(
             release, image=self._image_id(image), argv=argv, user=user, target=target, root=self._root, engine=engine
         )
         self._environment.talk.say(f"installing {len(release.manifest.wheels)} wheels in a container without network")
-        self._replace(name, body)
+        self._create(name, body)
         try:
             self._client.post(f"/containers/{name}/start", operation=f"start container {name}")
             ended = self._client.post(
@@ -176,7 +180,7 @@ class DockerRuntime:
             DockerError: the engine refused, or the container would not be sealed off.
         """
         manifest = release.manifest
-        name = config.container_name(manifest.name, manifest.version, slot)
+        name = self._free_name(manifest.name, manifest.version, slot)
         sealed = is_loopback(host)
         body = config.service_body(
             release,
@@ -189,7 +193,7 @@ class DockerRuntime:
             root=self._root,
             engine=self._traits(),
         )
-        self._replace(name, body)
+        self._create(name, body)
         try:
             self._client.post(f"/containers/{name}/start", operation=f"start container {name}")
             container = self._inspect(name) or {}
@@ -202,25 +206,20 @@ class DockerRuntime:
 
     def find(self, name: str, version: str, slot: Slot) -> Optional[Instance]:
         """The container of that slot, running or not."""
-        container = self._inspect(config.container_name(name, version, slot))
-        if container is None or config.owner(container) != self._root:
-            return None
-        return self._instance(name, version, slot, container)
+        found = self._held(name, version, slot)
+        return None if found is None else self._instance(name, version, slot, found)
 
     def state(self, instance: Instance) -> InstanceState:
         """What its container does. One that the engine is about to restart counts as exited."""
-        container = self._inspect(_container(instance))
+        container = self._inspect(self._container(instance))
         if container is None:
             return InstanceState("absent")
-        state = container.get("State") or {}
-        if state.get("Running") and not state.get("Restarting"):
-            return InstanceState("running")
-        return InstanceState("exited", state.get("ExitCode"))
+        return config.state_of(container, self._environment.clock.now())
 
     def logs(self, instance: Instance, lines: int = 200) -> str:
         """The end of the container's log; empty when it is gone."""
         try:
-            return self._client.logs(_container(instance), lines)
+            return self._client.logs(self._container(instance), lines)
         except DockerError as error:
             if error.status == 404:
                 return ""
@@ -228,7 +227,9 @@ class DockerRuntime:
 
     def stop(self, instance: Instance) -> None:
         """Stop the container and keep it: it holds its image against `docker image prune`."""
-        name = _container(instance)
+        name = self._container(instance)
+        if self.state(instance).status == "paused":  # not every engine can stop one that is
+            self._client.post(f"/containers/{quote(name)}/unpause", operation=f"go on with container {name}")
         try:
             self._client.post(
                 f"/containers/{quote(name)}/stop",
@@ -243,7 +244,14 @@ class DockerRuntime:
     def remove(self, instance: Instance) -> None:
         """Stop and remove the container; its image stays."""
         self.stop(instance)
-        self._delete(_container(instance))
+        self._delete(self._container(instance))
+
+    def sweep(self, kept: Sequence[BundleManifest]) -> list[str]:
+        """Remove images loaded from here that nothing needs, and our networks once no container of ours is left."""
+        gone, stays = self._images.sweep(kept)
+        for line in stays:
+            self._environment.talk.say(line)
+        return [*(f"image {name}" for name in gone), *(f"network {name}" for name in remove_networks(self._client))]
 
     # --- the engine ---------------------------------------------------------------------------------------
 
@@ -267,14 +275,40 @@ class DockerRuntime:
         )
         return found
 
-    def _replace(self, name: str, body: Mapping[str, Any]) -> None:
-        """Create a container, removing an older one of this name unless another installation owns it."""
-        older = self._inspect(name)
+    def _held(self, name: str, version: str, slot: str) -> Optional[Mapping[str, Any]]:
+        """The container of that slot, by its labels: joined by dashes, demo v2-x and demo-v2 x have one name."""
+        for possible in config.container_names(name, version, slot):
+            found = self._inspect(possible)
+            if found is not None and config.is_of(found, self._root, name, version, slot):
+                return found
+        return None
+
+    def _free_name(self, name: str, version: str, slot: str) -> str:
+        """A name for the container of a slot, after removing the one that was in it.
+
+        Raises:
+            EngineError: another installation, or somebody else, has it.
+        """
+        older = self._held(name, version, slot)
         if older is not None:
-            owner = config.owner(older)
-            if owner != self._root:
-                raise _not_ours(name, owner)
-            self._delete(name)
+            self._delete(str(older["Id"]))
+        plain, distinct = config.container_names(name, version, slot)
+        taken = self._inspect(plain)
+        if taken is None:
+            return plain
+        if config.owner(taken) != self._root:
+            raise _not_ours(plain, config.owner(taken))
+        return distinct
+
+    def _container(self, instance: Instance) -> str:
+        known = instance.details.get("container")
+        if known:
+            return str(known)
+        found = self._held(instance.name, instance.version, instance.slot)
+        plain = config.container_names(instance.name, instance.version, instance.slot)[0]
+        return plain if found is None else _name_of(found)
+
+    def _create(self, name: str, body: Mapping[str, Any]) -> None:
         self._client.post("/containers/create", body, operation=f"create container {name}", query={"name": name})
 
     def _delete(self, name: str) -> None:
@@ -284,7 +318,7 @@ class DockerRuntime:
 
     def _instance(self, name: str, version: str, slot: Slot, container: Mapping[str, Any]) -> Instance:
         host, port = config.published(container)
-        details = {"container": config.container_name(name, version, slot), "id": container.get("Id", "")}
+        details = {"container": _name_of(container), "id": container.get("Id", "")}
         return Instance(name, version, slot, host, port, details)
 
     # --- images -------------------------------------------------------------------------------------------
@@ -296,40 +330,13 @@ class DockerRuntime:
         raise EngineError(f"launch plan {release.plan.id} wants image {release.plan.image}, which the bundle lacks")
 
     def _image_id(self, image: ImageEntry) -> str:
-        found = self._find_image(image)
+        found = self._images.find(image)
         if found is None:
             raise EngineError(
                 f"image {image.name} (id {image.config_digest}) is not in the container engine any more",
                 remedy="install the bundle again from its medium; docker image prune -a removes unused images",
             )
         return str(found["Id"])
-
-    def _find_image(self, image: ImageEntry) -> Optional[Mapping[str, Any]]:
-        """By id; an engine with the containerd store has ids of its own, so then by name and layers."""
-        for reference in (image.config_digest, image.name):
-            found: Optional[Mapping[str, Any]] = self._client.find_json(
-                f"/images/{quote(reference, safe='/:')}/json", operation=f"look for image {image.name}"
-            )
-            if found is not None and self._is(image, found):
-                return found
-        return None
-
-    @staticmethod
-    def _is(image: ImageEntry, found: Mapping[str, Any]) -> bool:
-        layers = (found.get("RootFS") or {}).get("Layers") or []
-        same_layers = list(layers) == [layer.diff_id for layer in image.layers]
-        return found.get("Id") == image.config_digest or (bool(layers) and same_layers)
-
-    def _tag(self, image: ImageEntry, found: Mapping[str, Any]) -> None:
-        tags = found.get("RepoTags") or []
-        if any(tag == image.name or tag.endswith(f"/{image.name}") for tag in tags):
-            return
-        repository, _, tag = image.name.rpartition(":")
-        self._client.post(
-            f"/images/{quote(str(found['Id']))}/tag",
-            operation=f"name image {image.name}",
-            query={"repo": repository, "tag": tag},
-        )
 
     def _say_load(self, event: Mapping[str, Any]) -> None:
         progress = event.get("progressDetail") or {}
@@ -338,10 +345,8 @@ class DockerRuntime:
             self._environment.talk.progress(what, int(progress.get("current", 0)), int(progress["total"]))
 
 
-def _container(instance: Instance) -> str:
-    return str(
-        instance.details.get("container") or config.container_name(instance.name, instance.version, instance.slot)
-    )
+def _name_of(container: Mapping[str, Any]) -> str:
+    return str(container.get("Name", "")).lstrip("/")
 
 
 def _not_ours(name: str, owner: Optional[str]) -> EngineError:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any, Optional
 
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.layout import CONFIG, MODELS
 from airbundle_onsite.contract.record import record
-from airbundle_onsite.runtimes.base import ReleaseFiles
+from airbundle_onsite.runtimes.base import InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.docker_network import SEALED
 from airbundle_onsite.runtimes.values import PROXIES, fill_plan
 
@@ -72,9 +75,10 @@ def traits(info: Mapping[str, Any], components: Mapping[str, str], limits: tuple
     )
 
 
-def container_name(name: str, version: str, slot: str) -> str:
-    """``airbundle-<name>-<version>-<slot>``: the same for the same release and slot, always."""
-    return f"airbundle-{name}-{version}-{slot}"
+def container_names(name: str, version: str, slot: str) -> tuple[str, str]:
+    """``airbundle-<name>-<version>-<slot>``, and what is taken when a container of another release has that name."""
+    plain = f"airbundle-{name}-{version}-{slot}"
+    return plain, f"{plain}.{hashlib.sha256(f'{name}@{version}'.encode()).hexdigest()[:8]}"
 
 
 def labels(release: ReleaseFiles, root: str, slot: str) -> dict[str, str]:
@@ -240,10 +244,44 @@ def _gpus(wanted: str, engine: EngineTraits) -> dict[str, Any]:
     return {"DeviceRequests": [request]}
 
 
+def state_of(container: Mapping[str, Any], now: float) -> InstanceState:
+    """What a container does; one that its engine is about to restart counts as exited.
+
+    Args:
+        container: what the engine says of it.
+        now: seconds since the epoch.
+    """
+    state = container.get("State") or {}
+    if not state.get("Running") or state.get("Restarting"):
+        return InstanceState("exited", state.get("ExitCode"))
+    began = str(state.get("StartedAt", ""))
+    since = _seconds(began)
+    return InstanceState(
+        "paused" if state.get("Paused") else "running",
+        life=f"{container.get('Id', '')}/{began}",
+        age=None if since is None else max(0.0, now - since),
+    )
+
+
+def _seconds(stamp: str) -> Optional[float]:
+    """Seconds since the epoch of ``2026-12-01T00:40:00.123456789Z``, whose fraction no parser of Python 3.9 takes."""
+    found = re.fullmatch(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)", stamp)
+    if found is None:
+        return None
+    return datetime.fromisoformat(found[1] + found[2].replace("Z", "+00:00")).timestamp()
+
+
 def published(container: Mapping[str, Any]) -> tuple[str, int]:
     """Host and port of a container that `service_body` described."""
     found = _labels(container)
     return found.get(f"{LABEL}.host", "127.0.0.1"), int(found.get(f"{LABEL}.port", "0"))
+
+
+def is_of(container: Mapping[str, Any], root: str, name: str, version: str, slot: str) -> bool:
+    """Whether a container is what this root started for a slot of a release."""
+    found = _labels(container)
+    wanted = {"root": root, "name": name, "version": version, "slot": slot}
+    return all(found.get(f"{LABEL}.{key}") == value for key, value in wanted.items())
 
 
 def owner(container: Mapping[str, Any]) -> Optional[str]:

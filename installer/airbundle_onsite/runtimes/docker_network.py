@@ -9,6 +9,7 @@ network is docker's own, so it is there again after a restart of the engine or o
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Optional
@@ -18,7 +19,11 @@ from airbundle_onsite.dockerapi import DockerClient, DockerError
 SEALED = "airbundle"
 OPEN = "airbundle-lan"
 
+CONTAINER_LABEL = "airbundle.root"
+"""Every container of ours has it."""
+
 _LABEL = "airbundle.network"
+_IN_USE = (403, 409)  # docker's and podman's answers when somebody's container is on it
 _GATEWAY_KEY = "DefaultGatewayIPv4"
 _PREFIX = 26  # 61 containers
 
@@ -67,6 +72,28 @@ def ensure_network(client: DockerClient, *, sealed: bool, routes: Path = Path("/
         f"every subnet known to airbundle is in use on this machine ({', '.join(_BLOCKS)}); {refused}".rstrip("; "),
         remedy=f"remove an unused network (docker network ls), or create one by hand and call it {name}",
     )
+
+
+def remove_networks(client: DockerClient) -> list[str]:
+    """Remove our networks unless some container of ours is left, of whatever installation; the names of those gone.
+
+    A container that is stopped needs its network for its next start, and the engine would not say so.
+    """
+    query = {"all": "1", "filters": json.dumps({"label": [CONTAINER_LABEL]})}
+    if client.get_json("/containers/json", operation="list the containers", query=query):
+        return []
+    gone = []
+    for name in (SEALED, OPEN):
+        found = client.find_json(f"/networks/{name}", operation=f"look at network {name}")
+        if found is None or _LABEL not in (found.get("Labels") or {}):
+            continue
+        try:
+            client.delete(f"/networks/{name}", operation=f"remove network {name}")
+            gone.append(name)
+        except DockerError as error:
+            if error.status not in _IN_USE:
+                raise
+    return gone
 
 
 def check_sealed(client: DockerClient, operation: str, container: Any) -> None:

@@ -130,6 +130,7 @@ class Supervisor:
     def _end_group(self) -> None:
         assert self._engine is not None
         _signal_group(self._engine.pid, signal.SIGTERM)
+        _signal_group(self._engine.pid, signal.SIGCONT)  # one that was stopped by a signal gets to see the TERM
         deadline = time.monotonic() + self._spec.grace
         while self._engine.poll() is None and time.monotonic() < deadline:
             time.sleep(_TICK / 4)

@@ -11,7 +11,7 @@ import json
 import os
 import pkgutil
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional
 
@@ -35,7 +35,7 @@ _GRACE = 20.0  # seconds an engine gets to end by itself
 _LOG_BYTES = 50_000_000
 _TAIL_BYTES = 1_000_000
 _MARKER = "airbundle.json"
-_ALONE = "its supervisor is gone, so nothing would start it again: --stop, then --start"
+_ALONE = "its supervisor is gone, so nothing would start it again: --restart mends that"
 
 
 def create(environment: Environment) -> VenvRuntime:
@@ -200,7 +200,8 @@ class VenvRuntime:
         kept = self._settled(run)
         if kept.get("status") == "running" and process.alive(kept.get("engine")):
             alone = "" if process.alive(kept.get("supervisor")) else _ALONE
-            return InstanceState("running", problem=alone)
+            engine = kept["engine"]
+            return InstanceState("running", problem=alone, life=process.life(engine), age=process.age(engine))
         return InstanceState("exited", kept.get("code"))
 
     def _settled(self, run: Path) -> Mapping[str, Any]:
@@ -243,6 +244,10 @@ class VenvRuntime:
         """Stop it and remove its run directory with its log."""
         self.stop(instance)
         shutil.rmtree(self._directory(instance), ignore_errors=True)
+
+    def sweep(self, kept: Sequence[BundleManifest]) -> list[str]:
+        """Nothing of it is outside the root."""
+        return []
 
     # --- names --------------------------------------------------------------------------------------------
 

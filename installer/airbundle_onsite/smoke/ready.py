@@ -105,9 +105,10 @@ class _Ladder:
         if state.status == "running":
             return True
         code = "" if state.code is None else f" with code {state.code}"
+        said = {"exited": f"the engine ended{code} before it was ready", "paused": "the engine is paused"}
         return self._fail(
             "ready.process",
-            f"the engine ended{code} before it was ready" if state.status == "exited" else "the engine is gone",
+            said.get(state.status, "the engine is gone"),
             "a running process",
             f"{state.status}{code}",
         )

@@ -18,9 +18,10 @@ from airbundle_onsite.system import Clock, Talk
 
 _SHOWN = 200  # characters of an answer shown
 # What CUDA and NVML say of a device that was there and is gone: errors 100 and 999, and NVML's own words.
-_LOST_GPU = re.compile(
+LOST_GPU = re.compile(
     r"no cuda-capable device|cuda error: unknown error|nvml.*unknown error|gpu is lost|fallen off the bus"
 )
+"""Searched in what an engine says, in small letters."""
 
 
 @record
@@ -156,10 +157,10 @@ def _remedy(reply: Reply) -> str:
         return "the engine wants a key: the smoke test must be sent with it"
     if reply.status == 404:
         return "the engine does not offer this path or model: compare the launch plan's served name with /v1/models"
-    if _LOST_GPU.search(said):
+    if LOST_GPU.search(said):
         return (
-            "the engine lost its GPU, as containers do when systemd reloads its units: give it back with "
-            "airbundlectl --stop, then --start; if it comes again, see dmesg for lines with NVRM or Xid"
+            "the engine lost its GPU, as containers do when systemd reloads its units: airbundlectl --start starts it "
+            "afresh with its GPU; if it comes again, see dmesg for lines with NVRM or Xid"
         )
     if reply.status == 0:
         return "see the engine's log; a request that never ends often means an engine that lost its GPU or its workers"

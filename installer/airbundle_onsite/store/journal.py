@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import shlex
+import stat
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -37,7 +38,7 @@ class JournalEntry:
 
     Attributes:
         tx: id of the transaction.
-        op: ``install``, ``reinstall``, ``activate`` or ``rollback``.
+        op: ``install``, ``reinstall``, ``activate``, ``rollback`` or ``restart``.
         name, version: the release it brings up.
         previous: the version that was active when it began.
         step: what has been reached; `CLOSED` steps end the transaction.
@@ -85,10 +86,21 @@ class Journal:
 
     def _lines(self) -> list[bytes]:
         try:
-            data = self._path.read_bytes()
+            # Not blocking: a named pipe in its place would be waited for without end.
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except (FileNotFoundError, NotADirectoryError):
             return []
+        with os.fdopen(descriptor, "rb") as file:
+            self._require_file(descriptor)
+            data = file.read()
         return data.split(b"\n")[:-1]  # what follows the last newline is torn, or empty
+
+    def _require_file(self, descriptor: int) -> None:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise IntegrityError(
+                f"{self._path} is no regular file, so it is not the journal",
+                remedy=f"remove it, and run the same command again: rm {shlex.quote(str(self._path))}",
+            )
 
     def _parse(self, number: int, line: bytes) -> JournalEntry:
         try:
@@ -138,8 +150,9 @@ class Journal:
         make_directory(self._path.parent, self._path.parent)
         line = json.dumps(to_plain(entry), ensure_ascii=False, sort_keys=True).encode("utf-8") + b"\n"
         created = not self._path.exists()
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
         try:
+            self._require_file(descriptor)
             end = _end_of_lines(descriptor)
             os.ftruncate(descriptor, end)
             if os.pwrite(descriptor, line, end) != len(line):

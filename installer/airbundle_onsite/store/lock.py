@@ -6,11 +6,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import shlex
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Optional
 
-from airbundle_onsite.errors import BusyError
+from airbundle_onsite.errors import BusyError, IntegrityError
 from airbundle_onsite.store.disk import FILE_MODE, make_directory
 
 
@@ -30,9 +32,13 @@ class Lock:
 
         Raises:
             BusyError: another process holds it.
+            IntegrityError: something that is no file is in its place.
         """
         make_directory(self._path.parent, self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, FILE_MODE)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, FILE_MODE)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a named pipe has no text, and cannot be cut
+            os.close(descriptor)
+            raise IntegrityError(f"{self._path} is no regular file", remedy=f"rm {shlex.quote(str(self._path))}")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -126,6 +126,15 @@ def test_api_versions() -> None:
     assert bad(check(DOCKER, host(docker=docker(api_version="1.100")))) == {}
 
 
+def test_an_engine_elsewhere_is_met_with_the_right_cure() -> None:
+    remote = docker(state="failed", socket="", error="'tcp://10.0.0.1:2375' is not a unix socket")
+    failed = bad(check(DOCKER, host(docker=remote)))["match.docker.state"]
+    assert "DOCKER_HOST" in failed.summary and "tcp://10.0.0.1:2375" in failed.actual
+    assert "on the machine of that engine" in failed.remedy and "systemctl" not in failed.remedy
+    stopped = bad(check(DOCKER, host(docker=docker(state="failed", socket="/run/docker.sock"))))["match.docker.state"]
+    assert "systemctl start docker" in stopped.remedy
+
+
 def test_zstd_layers_on_an_old_engine() -> None:
     zstd = image("engine:1", layer(1, GB, "application/vnd.oci.image.layer.v1.tar+zstd"))
     bundle = manifest(runtime="docker", images=(zstd,))
@@ -179,12 +188,13 @@ def test_ways_to_give_a_container_a_gpu(engine: object, fits: bool) -> None:
 def test_devices_that_a_reload_of_systemd_takes_away() -> None:
     plain = manifest(GPU_PLAN, runtime="docker", images=(image(),))
     systemd = docker(runtimes=("nvidia",), cgroup_driver="systemd")
-    warned = bad(check(plain, host(gpu=gpus(h100()), docker=systemd)))["match.docker.reload"]
-    assert warned.status == "warn" and "daemon-reload" in warned.summary
-    assert "--start" in warned.remedy and "cgroupfs" in warned.remedy
+    found = check(plain, host(gpu=gpus(h100()), docker=systemd))
+    (hint,) = [each for each in found if each.id == "match.docker.reload"]
+    assert "daemon-reload" in hint.summary and "airbundlectl --start" in hint.summary and "cgroupfs" in hint.remedy
+    assert bad(found) == {}, "nothing is wrong with such a host, also with --strict"
     for engine in (docker(runtimes=("nvidia",)), docker(cdi=("nvidia.com/gpu=all",), cgroup_driver="systemd")):
-        assert bad(check(plain, host(gpu=gpus(h100()), docker=engine))) == {}
-    assert bad(check(DOCKER, host(docker=systemd))) == {}
+        assert "match.docker.reload" not in {each.id for each in check(plain, host(docker=engine))}
+    assert "match.docker.reload" not in {each.id for each in check(DOCKER, host(docker=systemd))}
 
 
 def test_image_needs_newer_cuda_than_the_driver(tmp_path: Path) -> None:

@@ -231,10 +231,10 @@ def test_an_engine_that_loses_its_gpu_after_it_was_proven_is_named_and_comes_bac
     requests = Scripted(good, lost, good)
     found = [
         run_smoke(samples.manifest(PLAN), PLAN, instance(), samples.FakeClock(), Silent(), requests)[0]
-        for _moment in ("proven", "after the reload", "after --stop and --start")
+        for _moment in ("proven", "after the reload", "after --start")
     ]
     assert [check.status for check in found] == ["pass", "fail", "pass"]
-    assert said in found[1].actual and "--stop, then --start" in found[1].remedy
+    assert said in found[1].actual and "airbundlectl --start" in found[1].remedy
 
 
 def test_the_served_name_is_filled_in_and_every_answer_must_pass() -> None:
