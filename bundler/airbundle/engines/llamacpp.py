@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
 from packaging.utils import parse_wheel_filename
 
 from airbundle.contract.lock import BundleLock, LockedModel
 from airbundle.data import data_dir
+from airbundle.engines.cputries import llama_server_tries
 from airbundle.engines.facts import engine_facts
 from airbundle.engines.flaglist import check_flags
 from airbundle.engines.ggufplans import MIB, Case, cases
+from airbundle.engines.trying import Try
 from airbundle.memory.kv import KvDtype
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan, LogPattern, PlanNeeds, Readiness
 from airbundle_onsite.contract.record import near_miss
@@ -84,6 +86,10 @@ class LlamaCpp:
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """The launcher, when the engine is the wheel."""
         return {LAUNCHER: _launcher()} if lock.wheels else {}
+
+    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
+        """See `airbundle.engines.trying`."""
+        return llama_server_tries(plan)
 
 
 def _number(facts: Mapping[str, str], key: str) -> int:

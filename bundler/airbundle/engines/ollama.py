@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airbundle.choose.rules import flags_by_rule
@@ -17,9 +17,11 @@ from airbundle.choose.situation import version as comparable
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle.data import data_dir
 from airbundle.engines import planned
+from airbundle.engines.cputries import ollama_tries
 from airbundle.engines.facts import engine_facts
 from airbundle.engines.flaglist import check_flags
 from airbundle.engines.ggufplans import Case, cases
+from airbundle.engines.trying import Try
 from airbundle.memory.kv import KvDtype
 from airbundle_onsite.contract.launch import Flag, LaunchPlan, PlanNeeds, Readiness
 from airbundle_onsite.errors import UsageError
@@ -108,6 +110,10 @@ class Ollama:
             "Modelfile": _modelfile(lock, model).encode(),
             **{f"ollama-blob-{_digest(data)}": data for data in parts.values()},
         }
+
+    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
+        """See `airbundle.engines.trying`."""
+        return ollama_tries(plan)
 
 
 def _model(lock: BundleLock) -> LockedModel:

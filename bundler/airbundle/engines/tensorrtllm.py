@@ -6,11 +6,13 @@ bound to the GPU model and the version that it was built with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from airbundle.choose import EnginePlan
 from airbundle.contract.lock import BundleLock
 from airbundle.engines import planned
+from airbundle.engines.recipes import probe_tries
+from airbundle.engines.trying import Try
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan
 from airbundle_onsite.errors import UsageError
 
@@ -51,6 +53,10 @@ class TensorRtLlm:
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """The settings that have no option: metrics."""
         return {CONFIG: b"return_perf_metrics: true\n"}
+
+    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
+        """See `airbundle.engines.trying`."""
+        return probe_tries(NAME, plan)
 
 
 def _refuse_prebuilt(lock: BundleLock) -> None:

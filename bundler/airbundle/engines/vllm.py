@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from airbundle.choose import EnginePlan
 from airbundle.contract.lock import BundleLock
 from airbundle.engines import planned
+from airbundle.engines.recipes import probe_tries
+from airbundle.engines.trying import Try
 from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan
 
 NAME = "vllm"
@@ -41,6 +43,10 @@ class Vllm:
     def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
         """None."""
         return {}
+
+    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
+        """See `airbundle.engines.trying`."""
+        return probe_tries(NAME, plan)
 
 
 def _command(lock: BundleLock, plan: EnginePlan) -> tuple[tuple[str, ...], tuple[Flag, ...]]:

@@ -70,7 +70,7 @@ def run_in_engine(
             with _proxy(path, guest) as (proxy, address):
                 environment = {**place.environment, "DOCKER_HOST": f"unix://{address}"}
                 inside = Place(place.bundle, place.root, place.scratch, place.port, place.watch, environment)
-                instead = _instead(inside, manifest, client, recorder)
+                instead = _instead(inside, manifest, address, recorder)
                 SiteHalf(inside, manifest, runner, recorder, instead).run()
             if proxy.failure is not None:
                 raise proxy.failure
@@ -80,10 +80,14 @@ def run_in_engine(
     return ISOLATION, facts
 
 
-def _instead(
-    place: Place, manifest: BundleManifest, client: docker.APIClient, recorder: Recorder
-) -> Callable[[], None]:
-    return lambda: try_without_start(place, manifest, client, recorder, labels={ROOT_LABEL: str(place.root)})
+def _instead(place: Place, manifest: BundleManifest, proxy: Path, recorder: Recorder) -> Callable[[], None]:
+    """The tries go through the proxy as the installer does, so that their network leads to the sinkhole, too."""
+
+    def instead() -> None:
+        with _client(proxy) as client:
+            try_without_start(place, manifest, client, recorder, labels={ROOT_LABEL: str(place.root)})
+
+    return instead
 
 
 def _tidy(guest: _Guest, inventory: Inventory, root: str, recorder: Recorder) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from airbundle_onsite.contract.manifest import BundleManifest
@@ -10,6 +10,8 @@ from airbundle_onsite.contract.payload import FileEntry, Part
 from airbundle_onsite.errors import IntegrityError
 
 _CHUNK = 1 << 20
+_TENSORS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".npz", ".h5", ".msgpack")
+_LENGTH = 8
 
 
 def chunks(bundle: Path, manifest: BundleManifest, entry: FileEntry) -> Iterator[bytes]:
@@ -43,6 +45,48 @@ def extract(bundle: Path, manifest: BundleManifest, target: Path, roles: frozens
             with path.open("wb") as handle:
                 for chunk in chunks(bundle, manifest, entry):
                     handle.write(chunk)
+
+
+def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
+    """Small files by name, readable by everyone."""
+    directory.mkdir(exist_ok=True)
+    directory.chmod(0o755)
+    for name, text in texts.items():
+        path = directory / name
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o644)
+
+
+def extract_models(bundle: Path, manifest: BundleManifest, target: Path, *, whole: bool) -> None:
+    """Write the models' files into a directory, as in the payload.
+
+    Args:
+        whole: else tensors become holes: the files have their headers and lengths, and take no room.
+    """
+    for entry in manifest.files:
+        if entry.role != "model":
+            continue
+        path = target / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as handle:
+            if whole or path.suffix not in _TENSORS:
+                handle.writelines(chunks(bundle, manifest, entry))
+            else:
+                if path.suffix == ".safetensors":
+                    handle.write(_safetensors_header(bundle, manifest, entry))
+                handle.truncate(entry.size)
+
+
+def _safetensors_header(bundle: Path, manifest: BundleManifest, entry: FileEntry) -> bytes:
+    """Its length in eight bytes, then JSON."""
+    data, wanted = b"", _LENGTH
+    for chunk in chunks(bundle, manifest, entry):
+        data += chunk
+        if len(data) >= _LENGTH:
+            wanted = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+        if len(data) >= wanted:
+            break
+    return data[:wanted]
 
 
 def _span(bundle: Path, parts: tuple[Part, ...], offset: int, size: int) -> Iterator[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Literal
 
@@ -13,6 +13,8 @@ from airbundle_onsite.units import human_seconds
 
 REPORT_FILE = "rehearsal.json"
 REPORT_VERSION = 1
+TRY = "try."
+"""How ids of steps begin that stand in for a start."""
 _MARKS = {"pass": "ok  ", "warn": "WARN", "fail": "FAIL", "skip": "skip"}
 
 
@@ -156,10 +158,23 @@ class RehearsalFailed(AirbundleError):
                 remedy="correct what the step names, then build again; the site would have met the same",
                 details=[*failed, *evidence],
             )
-            codes = {int(code) for code in ExitCode} - {0}
-            first = report.failed[0].exit_code
-            self.exit_code = ExitCode(first) if first in codes else ExitCode.UNEXPECTED
+            self.exit_code = _exit_code(report.failed[0])
         self.report = report
+
+
+def _exit_code(failed: Step) -> ExitCode:
+    """The site program's own code; an engine's code means something else, and that it was tried in vain is known."""
+    if failed.id.startswith(TRY):
+        return ExitCode.FETCH
+    codes = {int(code) for code in ExitCode} - {0}
+    return ExitCode(failed.exit_code) if failed.exit_code in codes else ExitCode.UNEXPECTED
+
+
+def _worth_saying(step: Step) -> Iterator[CheckResult]:
+    """All that a try showed, since it stands for a start; of other steps what is not as it should be."""
+    for check in step.checks:
+        if step.id.startswith(TRY) or (step.status != "skip" and check.status in ("warn", "fail")):
+            yield check
 
 
 def report_text(report: RehearsalReport) -> str:
@@ -169,9 +184,7 @@ def report_text(report: RehearsalReport) -> str:
         lines.append(f"[{_MARKS[step.status]}] {step.id:10} {step.summary} ({human_seconds(step.seconds)})")
         if step.status == "fail":
             lines.extend(f"         | {line}" for line in step.evidence)
-        for check in step.checks:
-            if step.status != "skip" and check.status in ("warn", "fail"):
-                lines.append(f"         {_MARKS[check.status]} {check.summary}")
+        lines.extend(f"         {_MARKS[check.status]} {check.summary}" for check in _worth_saying(step))
     lines.extend(f"[FAIL] reached for {attempt.line()}" for attempt in report.offending)
     lines.extend(
         f"[ok  ] reached for {attempt.target} ({attempt.allowed})" for attempt in report.attempts if attempt.allowed

@@ -23,7 +23,6 @@ from airbundle.rehearse import payload, tries
 from airbundle.rehearse.apiproxy import ApiProxy
 from airbundle.rehearse.askers import ProcAskers, without_secrets
 from airbundle.rehearse.dockertry import image_archive
-from airbundle.rehearse.notebook import Notebook
 from airbundle.rehearse.packets import Flow
 from airbundle.rehearse.room import namespaces
 from airbundle.rehearse.run import allowed_by_spec
@@ -31,7 +30,7 @@ from airbundle.rehearse.site import engine_log, scan
 from airbundle.rehearse.venvtry import find_python
 from airbundle_onsite.contract.launch import LaunchPlan, LogPattern
 from airbundle_onsite.errors import IntegrityError, PreflightError
-from airbundle_onsite.system import Completed, Silent, SystemRunner
+from airbundle_onsite.system import Completed, SystemRunner
 from airbundle_onsite.verify.bundle import trust
 from parts.bundles import make_bundle
 from parts.sites import release_bundle
@@ -285,22 +284,6 @@ class _Knowing:
 def test_an_engine_may_know_its_own_tries():
     assert isinstance(_Knowing(), tries.KnowsTries)
     assert not isinstance(object(), tries.KnowsTries)
-
-
-@pytest.mark.parametrize(("code", "status"), [(0, "pass"), (2, "warn")])
-def test_tries_are_run_with_the_plan_s_environment(code, status):
-    ran: list[tuple[list[str], Mapping[str, str], int]] = []
-
-    def execute(argv: list[str], variables: Mapping[str, str], seconds: int) -> Completed:
-        ran.append((argv, variables, seconds))
-        return Completed(tuple(argv), code, "", "usage: …\nunknown flag")
-
-    notebook = Notebook(Silent())
-    tries.run_tries(plan(), {"python": "py", "port": "1", "state": "/s"}, execute, notebook)
-    assert ran == [(["py", "serve.py", "--port", "1", "--help"], {"HF_HOME": "/s/hub"}, 300)]
-    (step,) = notebook.steps
-    assert (step.id, step.status, step.exit_code) == ("try.help", status, code)
-    assert ("unknown flag" in step.evidence) is bool(code)
 
 
 def test_a_python_that_fits_is_found():
