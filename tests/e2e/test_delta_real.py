@@ -37,6 +37,7 @@ from parts.journeys import airbundle
 from parts.process import free_port
 from parts.registry import Registry
 from parts.sites import Site, release_bundle
+from parts.specs import write_spec
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -225,37 +226,17 @@ def test_a_way_back_after_the_old_release_was_pruned(site: Site, full: Mapping[s
 
 
 # --- from the command line --------------------------------------------------------------------------------
-SPEC = """
-[bundle]
-name = "tiny"
-version = "{version}"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "demo"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
 
 
 @pytest.fixture
 def office(tmp_path: Path, wheel_index: wheels.WheelIndex) -> Callable[..., dict[str, Any]]:
     """``office(version, model, *words)``: `airbundle build --json` of a GGUF model, with a stand-in for the engine."""
-    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
-    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
 
     def run(version: str, model: bytes, *words: str | Path, folder: str = "dist") -> dict[str, Any]:
         source = tmp_path / f"model-{version}"
         source.mkdir(exist_ok=True)
         (source / "model.gguf").write_bytes(model)
-        spec = tmp_path / f"{version}.toml"
-        spec.write_text(SPEC.format(version=version, model=source, index=wheel_index.url))
+        spec = write_spec(tmp_path / f"{version}.toml", wheel_index, source, version=version, served_name="demo")
         argv = ("build", spec, "-o", tmp_path / folder, "--json", "--cache", tmp_path / "cache", *words)
         found: dict[str, Any] = (
             airbundle(*argv, env={"SOURCE_DATE_EPOCH": str(1_700_000_000 + int(version[1:]))}).check().json

@@ -9,33 +9,16 @@ from airbundle_onsite.contract import layout
 from airbundle_onsite.system import Silent
 from airbundle_onsite.verify.bundle import trust
 from airbundle_onsite.verify.parts import check_parts
-from parts import wheels
 from parts.bundles import flip, snapshot
 from parts.disks import stick
 from parts.gguf import language_model
 from parts.journeys import airbundle
 from parts.shells import install_sh
 from parts.sites import release_bundle, site
+from parts.specs import write_spec
 
 KINDS = [pytest.param(kind, marks=pytest.mark.real(kind)) for kind in ("fat", "exfat")]
 WEIGHTS = b"GGUF" + os.urandom(3_000_000)
-SPEC = """
-[bundle]
-name = "tiny"
-version = "v1"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "tiny"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
 
 
 @pytest.fixture
@@ -114,11 +97,8 @@ def test_parts_on_two_media_of_which_neither_holds_all(kind, bundle, tmp_path):
 @pytest.mark.real("exfat")
 def test_built_split_and_repaired_straight_onto_exfat(bundle, tmp_path, wheel_index):
     """`-o` may be the stick itself: nothing there needs modes, links or locks that exFAT lacks."""
-    for name in ("xllamacpp", "pip"):
-        wheels.make_wheel(wheel_index.directory, name, "99.0", tags="py3-none-any")
     (tmp_path / "m.gguf").write_bytes(language_model())
-    spec = tmp_path / "tiny.toml"
-    spec.write_text(SPEC.format(model=tmp_path / "m.gguf", index=wheel_index.url))
+    spec = write_spec(tmp_path / "tiny.toml", wheel_index, tmp_path / "m.gguf")
     with stick("exfat", 64) as medium:
         with medium.mounted() as mount:
             airbundle("build", spec, "-o", mount).check()

@@ -15,25 +15,8 @@ from parts.hub import ModelHub
 from parts.journeys import airbundle
 from parts.modelscope_hub import ModelScopeHub
 from parts.process import free_port
+from parts.specs import write_spec
 
-SPEC = """
-[bundle]
-name = "tiny"
-version = "v1"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "{source}"
-served_name = "tiny"
-{more}
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
 SHARD = "model-00002-of-00002.safetensors"
 
 Build = Callable[..., journeys.Said]
@@ -42,12 +25,9 @@ Build = Callable[..., journeys.Said]
 @pytest.fixture
 def build(tmp_path: Path, wheel_index: wheels.WheelIndex) -> Build:
     """``build(source, more, **environment)``: build a bundle of a model, with a stand-in for the engine."""
-    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
-    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
 
     def run(source: str, more: str = "", **environment: str) -> journeys.Said:
-        path = tmp_path / "spec.toml"
-        path.write_text(SPEC.format(source=source, more=more, index=wheel_index.url))
+        path = write_spec(tmp_path / "spec.toml", wheel_index, source, more=more)
         return airbundle(
             "build", path, "-o", tmp_path / "dist", "--json", "--cache", tmp_path / "cache", env=environment
         )

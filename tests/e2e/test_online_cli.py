@@ -11,40 +11,19 @@ import time
 import pytest
 
 from airbundle import resolve
-from parts import journeys, models, wheels
+from parts import journeys, models
 from parts.journeys import airbundle
-
-SPEC = """
-[bundle]
-name = "tiny"
-version = "{version}"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "tiny"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
+from parts.specs import write_spec
 
 
 @pytest.fixture
 def office(tmp_path, wheel_index):
     """A spec that needs nothing from outside: a local model, an index on loopback, a stand-in for the engine."""
-    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
-    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
     model = tmp_path / "m.gguf"
     model.symlink_to(models.smollm2_gguf())
 
     def write(version="v1"):
-        path = tmp_path / f"{version}.toml"
-        path.write_text(SPEC.format(version=version, model=model, index=wheel_index.url))
-        return path
+        return write_spec(tmp_path / f"{version}.toml", wheel_index, model, version=version)
 
     return write
 

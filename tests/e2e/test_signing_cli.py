@@ -8,36 +8,15 @@ import sys
 
 import pytest
 
-from parts import journeys, models, need, wheels
+from parts import journeys, models, need
 from parts.journeys import airbundle
 from parts.sites import site
-
-SPEC = """
-[bundle]
-name = "tiny"
-version = "v1"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "tiny"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
+from parts.specs import write_spec
 
 
 @pytest.fixture
 def spec(tmp_path, wheel_index):
-    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
-    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
-    path = tmp_path / "v1.toml"
-    path.write_text(SPEC.format(model=models.smollm2_gguf(), index=wheel_index.url))
-    return path
+    return write_spec(tmp_path / "v1.toml", wheel_index, models.smollm2_gguf())
 
 
 def _key(path, *words):

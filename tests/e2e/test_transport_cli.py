@@ -5,31 +5,13 @@ import subprocess
 
 import pytest
 
-from parts import wheels
 from parts.bundles import flip
 from parts.gguf import language_model
 from parts.journeys import airbundle
 from parts.keys import make_key, sign
 from parts.shells import install_sh
 from parts.sites import release_bundle, site
-
-SPEC = """
-[bundle]
-name = "tiny"
-version = "v1"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "tiny"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
+from parts.specs import write_spec
 
 
 @pytest.fixture
@@ -38,11 +20,8 @@ def bundle(tmp_path):
 
 
 def test_build_single_gives_one_file(tmp_path, wheel_index):
-    for name in ("xllamacpp", "pip"):
-        wheels.make_wheel(wheel_index.directory, name, "99.0", tags="py3-none-any")
     (tmp_path / "m.gguf").write_bytes(language_model())
-    spec, dist = tmp_path / "tiny.toml", tmp_path / "dist"
-    spec.write_text(SPEC.format(model=tmp_path / "m.gguf", index=wheel_index.url))
+    spec, dist = write_spec(tmp_path / "tiny.toml", wheel_index, tmp_path / "m.gguf"), tmp_path / "dist"
     made = airbundle("build", spec, "-o", dist, "--single", "--json").check().json
     assert made["bundle"] == str(dist / "tiny-v1.tar")
     assert [path.name for path in dist.iterdir()] == ["tiny-v1.tar"]

@@ -11,39 +11,18 @@ import pytest
 
 from airbundle.spec import starter_spec
 from airbundle_onsite.errors import ExitCode
-from parts import models, wheels
+from parts import models
 from parts.journeys import airbundle
+from parts.specs import write_spec
 from parts.wheels import WheelIndex
-
-SPEC = """
-[bundle]
-name = "tiny"
-version = "v1"
-[target]
-profile = "cpu-x86_64"
-[model]
-source = "local:{model}"
-served_name = "tiny"
-[engine]
-name = "llama.cpp"
-[runtime]
-kind = "venv"
-[wheels]
-requirements = ["xllamacpp"]
-index = "{index}"
-"""
 
 
 @pytest.fixture
 def spec(tmp_path: Path, wheel_index: WheelIndex) -> Path:
     """A spec that needs nothing from outside."""
-    wheels.make_wheel(wheel_index.directory, "xllamacpp", "1.0", tags="py3-none-any")
-    wheels.make_wheel(wheel_index.directory, "pip", "99.0", tags="py3-none-any")
     model = tmp_path / "m.gguf"
     model.symlink_to(models.smollm2_gguf())
-    path = tmp_path / "tiny.toml"
-    path.write_text(SPEC.format(model=model, index=wheel_index.url))
-    return path
+    return write_spec(tmp_path / "tiny.toml", wheel_index, model)
 
 
 WORDS = (

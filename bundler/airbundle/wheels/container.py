@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ import requests
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 
 from airbundle.contract.lock import LockedFile, LockedImage
+from airbundle.oci.engine import archive_chunks
 from airbundle.sources.base import SourceContext
 from airbundle.wheels.toolbox import SCRIPT, ca_bundle, neutral_environment
 from airbundle_onsite.errors import FetchError, UsageError
@@ -166,39 +166,11 @@ def _ensure(
     reference = f"airbundle-resolve:{image.config.sha256[:16]}"
     context.talk.say(f"loading {image.name} into the docker engine, to resolve wheels inside it")
     with _engine_errors(f"loading {image.name}"):
-        client.api.load_image(_docker_archive(image, reference, context))
+        client.api.load_image(archive_chunks(image, reference, context.cache))
         found = client.images.get(reference)
     if found.id not in (digest, f"sha256:{image.manifest.sha256}") and found.attrs.get("Descriptor") is None:
         raise FetchError(f"{image.name}: the engine loaded {found.id}, needed is {digest}")
     return reference, True
-
-
-def _docker_archive(image: LockedImage, reference: str, context: SourceContext) -> Iterator[bytes]:
-    """A docker archive, streamed: layers as they lie in the cache, compressed or not."""
-    blobs = {blob.sha256: blob for blob in (image.config, *image.blobs)}
-    layers = [layer.digest.removeprefix("sha256:") for layer in image.layers]
-    for sha256, blob in blobs.items():
-        yield from _member(f"blobs/sha256/{sha256}", blob.size)
-        with context.cache.path(sha256).open("rb") as handle:
-            yield from iter(lambda: handle.read(_CHUNK), b"")
-        yield b"\0" * (-blob.size % tarfile.BLOCKSIZE)
-    index = [
-        {
-            "Config": f"blobs/sha256/{image.config.sha256}",
-            "RepoTags": [reference],
-            "Layers": [f"blobs/sha256/{sha256}" for sha256 in layers],
-        }
-    ]
-    data = json.dumps(index).encode()
-    yield from _member("manifest.json", len(data))
-    yield data + b"\0" * (-len(data) % tarfile.BLOCKSIZE)
-    yield b"\0" * (2 * tarfile.BLOCKSIZE)
-
-
-def _member(name: str, size: int) -> Iterator[bytes]:
-    entry = tarfile.TarInfo(name)
-    entry.size, entry.mode = size, 0o644
-    yield entry.tobuf(tarfile.USTAR_FORMAT)
 
 
 class _Pieces:
