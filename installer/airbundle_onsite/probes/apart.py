@@ -43,8 +43,8 @@ def gpu_facts_apart(
         program: writes the facts as JSON; None for this Python with `child`.
     """
     if program is None:
-        if not library_loads() or not sys.executable:
-            return gpu_facts(files, system)  # without the driver's library nothing can hang
+        if not sys.executable or not may_hang(files):
+            return gpu_facts(files, system)
         program = own_program(files, system)
     code, answer = answer_within(program, deadline)
     if code == 0:
@@ -55,6 +55,20 @@ def gpu_facts_apart(
     if code is None:
         return _failed(files, f"the driver did not answer within {deadline:g} s; see dmesg for lines with NVRM or Xid")
     return _failed(files, f"the process that asked the driver ended with code {code}")
+
+
+def may_hang(files: HostFiles) -> bool:
+    """Whether asking the driver can block: its library is here, and a GPU or the driver's way to the kernel.
+
+    A process of its own costs a tenth of a second and more. Without a library, or with one in a container that was
+    given no device, there is nothing in the kernel to wait for.
+    """
+    return bool(files.names("/proc/driver/nvidia") or _devices(files) or pci_gpus(files)) and library_loads()
+
+
+def _devices(files: HostFiles) -> list[str]:
+    """The driver's device nodes; ``dxg`` is the way to the GPU in Windows' Linux."""
+    return [name for name in files.names("/dev") if name.startswith("nvidia") or name == "dxg"]
 
 
 def own_program(files: HostFiles, system: SystemMemory) -> list[str]:

@@ -81,3 +81,14 @@ def test_the_real_other_process_on_this_host() -> None:
     told, own = decode_json(GpuFacts, data, "facts"), gpu_facts(HostFiles(), SYSTEM)
     assert (told.state, told.driver, len(told.devices)) == (own.state, own.driver, len(own.devices))
     assert apart.gpu_facts_apart(HostFiles(), SYSTEM).state == own.state
+
+
+def test_a_process_of_its_own_only_where_something_can_hang(tmp_path: Path) -> None:
+    """In containers without a device the driver's library may be there, and there is nothing to wait for."""
+    files = HostFiles(tmp_path)
+    assert not apart.may_hang(files)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/null").touch()
+    assert not apart.may_hang(files)
+    (tmp_path / "dev/nvidiactl").touch()
+    assert apart.may_hang(files) is apart.library_loads()

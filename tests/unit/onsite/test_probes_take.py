@@ -36,15 +36,15 @@ def found(tmp_path: Path, *directories: str) -> dict[str, tuple[str, bool]]:
 
 
 def test_interpreters_that_count(tmp_path: Path) -> None:
-    good = script(tmp_path / "a/python3.11", "CPython 3.11.2 64 1")
-    bare = script(tmp_path / "a/python3.12", "CPython 3.12.1 64 0")
-    script(tmp_path / "a/python3.8", "CPython 3.8.20 64 1")
-    script(tmp_path / "a/python3.10", "PyPy 3.10.14 64 1")
-    script(tmp_path / "a/python3.13", "CPython 3.13.0 32 1")
-    script(tmp_path / "a/python3.9", "CPython 3.9.1 64 1", code=1)
-    script(tmp_path / "a/python3-config", "CPython 3.11.2 64 1")
+    good = script(tmp_path / "a/python3.11", "cpython 3.11.2 64 1")
+    bare = script(tmp_path / "a/python3.12", "cpython 3.12.1 64 0")
+    script(tmp_path / "a/python3.8", "cpython 3.8.20 64 1")
+    script(tmp_path / "a/python3.10", "pypy 3.10.14 64 1")
+    script(tmp_path / "a/python3.13", "cpython 3.13.0 32 1")
+    script(tmp_path / "a/python3.9", "cpython 3.9.1 64 1", code=1)
+    script(tmp_path / "a/python3-config", "cpython 3.11.2 64 1")
     (tmp_path / "a/python3").symlink_to("python3.11")
-    pyenv = script(tmp_path / ".pyenv/versions/3.13.0/bin/python3", "CPython 3.13.0 64 1")
+    pyenv = script(tmp_path / ".pyenv/versions/3.13.0/bin/python3", "cpython 3.13.0 64 1")
     assert found(tmp_path, "a", "missing", ".") == {
         str(tmp_path / "a/python3"): ("3.11.2", True),
         str(bare): ("3.12.1", False),
@@ -54,8 +54,8 @@ def test_interpreters_that_count(tmp_path: Path) -> None:
 
 
 def test_shims_and_virtual_environments_are_passed_over(tmp_path: Path) -> None:
-    script(tmp_path / "shims/python3", "CPython 3.11.2 64 1")
-    script(tmp_path / "venv/bin/python3", "CPython 3.11.2 64 1")
+    script(tmp_path / "shims/python3", "cpython 3.11.2 64 1")
+    script(tmp_path / "venv/bin/python3", "cpython 3.11.2 64 1")
     (tmp_path / "venv/pyvenv.cfg").touch()
     assert found(tmp_path, "shims", "venv/bin") == {}
 
