@@ -78,6 +78,13 @@ def collect(lock: BundleLock, cache: Cache, config: dict[str, bytes]) -> Content
     )
 
 
+def packed_files(lock: BundleLock, cache: Cache) -> Iterator[Member]:
+    """What a lock alone tells of the payload, whether the cache has it or not: blobs, wheels and model files."""
+    yield from _blob_members(lock.images, cache)
+    yield from _wheel_members(lock.wheels, cache)
+    yield from _model_members(lock.models, cache)
+
+
 def wheel_tag(filename: str) -> str:
     """``cp310-abi3-manylinux_2_17_x86_64`` of a wheel's file name; compressed tag sets stay as they are."""
     return "-".join(filename.removesuffix(".whl").split("-")[-3:])
@@ -91,6 +98,13 @@ def image_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Mem
     """images/: an OCI layout with each blob once, however many images have it; and a docker archive at once."""
     if not images:
         return
+    yield from _blob_members(images, cache)
+    yield bytes_member(f"{layout.IMAGES}/index.json", "image", _oci_index(images, cache))
+    yield bytes_member(f"{layout.IMAGES}/manifest.json", "image", _docker_index(images))
+    yield bytes_member(f"{layout.IMAGES}/oci-layout", "image", b'{"imageLayoutVersion":"1.0.0"}')
+
+
+def _blob_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Member]:
     blobs: dict[str, LockedFile] = {}
     for image in images:
         blobs.update((blob.sha256, blob) for blob in (*image.blobs, image.config, image.manifest))
@@ -98,9 +112,6 @@ def image_members(images: tuple[LockedImage, ...], cache: Cache) -> Iterator[Mem
     for blob in sorted(blobs.values(), key=lambda item: (-item.size, item.sha256)):
         path = layout.blob_path(f"sha256:{blob.sha256}")
         yield Member(path, "image", blob.size, blob.sha256, _cached(blob, cache))
-    yield bytes_member(f"{layout.IMAGES}/index.json", "image", _oci_index(images, cache))
-    yield bytes_member(f"{layout.IMAGES}/manifest.json", "image", _docker_index(images))
-    yield bytes_member(f"{layout.IMAGES}/oci-layout", "image", b'{"imageLayoutVersion":"1.0.0"}')
 
 
 def _oci_index(images: tuple[LockedImage, ...], cache: Cache) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 
+from airbundle_onsite.capacity import peak_of
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.units import human_bytes
 
@@ -17,8 +18,7 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
         f"  made      {made} by {manifest.tool}, {f'signed by {signer}' if signer else 'not signed'}",
         f"  for       {needs.profile.id} ({needs.profile.title}), runtime {needs.runtime}",
         f"  payload   {human_bytes(payload.size)} in {len(payload.parts)} part(s), {len(manifest.files)} files",
-        f"  on site   {human_bytes(needs.disk)} under the root"
-        + (f", {human_bytes(needs.image_disk)} in the container engine" if needs.image_disk else ""),
+        *_peak_lines(manifest),
         f"  serves    http://{manifest.serving.host}:{manifest.serving.port}",
     ]
     for base in manifest.bases:
@@ -42,3 +42,8 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
     for test in manifest.smoke:
         lines.append(f"  smoke     {test.id}: expects {', '.join(test.expect) or 'any sensible text'}")
     return "\n".join(lines)
+
+
+def _peak_lines(manifest: BundleManifest) -> list[str]:
+    places = [f"{human_bytes(size)} {place}" for place, size in peak_of(manifest).places()]
+    return [f"  {'peak disk' if number == 0 else '':9} {place}" for number, place in enumerate(places)]

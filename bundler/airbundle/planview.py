@@ -9,16 +9,20 @@ from airbundle.cache import Cache
 from airbundle.choose import EnginePlan
 from airbundle.choose.view import choice_lines
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
+from airbundle.delta.thin import Difference, preview
 from airbundle.engines.base import Chooses
 from airbundle.partwriter import part_sizes
+from airbundle_onsite.capacity import PeakDisk, peak_disk
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.record import record
+from airbundle_onsite.system import Silent, Talk
 from airbundle_onsite.units import human_bytes
 
+_SILENT = Silent()
 _TAR_OVERHEAD = 2048
 """Bytes of headers and padding per file: a header, a PAX header for long names, and up to a block of zeros."""
 _UNPACKED = 4
-"""Wheels and gzip layers unpack to about this multiple; the build states the exact figure."""
+"""Wheels unpack to about this multiple; the build states the exact figure."""
 
 
 @record
@@ -35,7 +39,18 @@ class Row:
 
 @record
 class BuildPlan:
-    """The answer of `airbundle plan`. All sizes in bytes; those ahead of the build are estimates from above."""
+    """The answer of `airbundle plan`. All sizes in bytes; those ahead of the build are estimates from above.
+
+    Attributes:
+        fetch, cached: of the files of the lock.
+        payload, parts: of the payload, and of each part of it.
+        office_peak: of fetched files and the bundle.
+        peak: on the medium and at the site.
+        bases: titles of releases that the site must have; empty for a full bundle.
+        full: of the payload if nothing were left out.
+        compared: whether files that differ from a base's were compared by tensor.
+        Others: see their classes.
+    """
 
     name: str
     version: str
@@ -47,26 +62,43 @@ class BuildPlan:
     payload: int
     parts: tuple[int, ...]
     office_peak: int
-    site_root: int
-    site_images: int
+    peak: PeakDisk
     launch: tuple[LaunchPlan, ...]
     choice: EnginePlan | None = None
+    bases: tuple[str, ...] = ()
+    full: int = 0
+    compared: bool = True
 
 
-def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
-    """Compute the plan; reads nothing but the cache's index.
+def plan_build(
+    lock: BundleLock,
+    cache: Cache,
+    part_size: int,
+    difference: Difference | None = None,
+    talk: Talk = _SILENT,
+) -> BuildPlan:
+    """Compute the plan. Without a difference nothing is read but the cache's index; with one, see `preview`.
+
+    Args:
+        lock: what to pack.
+        cache: what need not be fetched.
+        part_size: bytes per part; 0 for a single one.
+        difference: what the site has, and so is left out.
+        talk: progress while tensors are compared.
 
     Raises:
         UsageError: the engine cannot do what the spec asks.
     """
     rows = tuple(_rows(lock, cache))
     items = lock.items()
-    payload = sum(item.size + _TAR_OVERHEAD for item in items)
+    packed = preview(lock, cache, difference, talk)
+    payload = packed.size + len(packed.members) * _TAR_OVERHEAD
     cached = sum(item.size for item in items if cache.has(item.sha256, item.size))
     fetch = sum(item.size for item in items) - cached
     wheels = sum(wheel.file.size for wheel in lock.wheels)
     models = sum(file.size for model in lock.models for file in model.files)
-    images = sum(blob.size for image in lock.images for blob in image.blobs)
+    blobs = {blob.sha256: blob.size for image in lock.images for blob in image.blobs}
+    layers = sum(size for sha256, size in blobs.items() if f"sha256:{sha256}" not in packed.layers)
     engine = engines.create(lock.spec.engine.name)
     return BuildPlan(
         name=lock.spec.bundle.name,
@@ -79,10 +111,12 @@ def plan_build(lock: BundleLock, cache: Cache, part_size: int) -> BuildPlan:
         payload=payload,
         parts=tuple(part_sizes(payload, part_size)),
         office_peak=fetch + payload,
-        site_root=models + wheels * (1 + _UNPACKED),
-        site_images=images * (1 + _UNPACKED),
+        peak=peak_disk(bundle=payload, release=models + wheels * (1 + _UNPACKED), packed=layers),
         launch=engine.plans(lock),
         choice=engine.choice(lock) if isinstance(engine, Chooses) else None,
+        bases=packed.bases,
+        full=sum(item.size + _TAR_OVERHEAD for item in items),
+        compared=packed.exact,
     )
 
 
@@ -128,11 +162,10 @@ def plan_text(plan: BuildPlan) -> str:
         "",
         f"To fetch          {human_bytes(plan.fetch)} ({human_bytes(plan.cached)} in the cache)",
         f"Payload           about {human_bytes(plan.payload)} in {_parts(plan.parts)}",
-        f"Peak disk here    about {human_bytes(plan.office_peak)} (fetched files and the bundle)",
-        f"Peak disk on site about {human_bytes(plan.site_root)} under the installation root",
+        *_difference_lines(plan),
+        f"Peak disk         about {human_bytes(plan.office_peak)} here (fetched files and the bundle)",
+        *(f"                  about {human_bytes(count)} {place}" for place, count in plan.peak.places()),
     ]
-    if plan.site_images:
-        lines.append(f"                  about {human_bytes(plan.site_images)} in the container engine's store")
     if plan.choice is not None:
         lines += ["", *choice_lines(plan.choice)]
     for launch in plan.launch:
@@ -142,6 +175,18 @@ def plan_text(plan: BuildPlan) -> str:
             source = f" [{flag.source}]" if flag.source else ""
             lines.append(f"  {flag.name} {flag.value}: {flag.reason}{source}".rstrip())
     return "\n".join(lines)
+
+
+def _difference_lines(plan: BuildPlan) -> list[str]:
+    if not plan.bases:
+        return []
+    lines = [
+        f"                  of about {human_bytes(plan.full)} in full: "
+        f"it builds on {', '.join(plan.bases)}, which the site must have"
+    ]
+    if not plan.compared:
+        lines.append("                  less when built: weights still to fetch were not compared by tensor")
+    return lines
 
 
 def _parts(sizes: tuple[int, ...]) -> str:

@@ -13,7 +13,66 @@ from airbundle_onsite.versions import numbers, satisfies, wheel_fits
 MARGIN = 64 * 1024 * 1024
 """Bytes beyond the payload that an installation may take for its own records."""
 
-_UNPACKED = 3  # unpacked to compressed size of an image, where the bundle does not say
+_UNPACKED = 3  # unpacked to compressed size of an image, where nothing says it
+
+
+@record
+class PeakDisk:
+    """The most bytes that a bundle takes at once, by place; places on one filesystem add up.
+
+    Attributes:
+        medium: on the transfer medium.
+        root: at the site under the installation root.
+        packed, unpacked: at the site in the container engine's store, which holds the layers as they travel and as
+            they are run at the same time; 0 without images.
+    """
+
+    medium: int
+    root: int
+    packed: int = 0
+    unpacked: int = 0
+
+    def places(self) -> tuple[tuple[str, int], ...]:
+        """Each place that takes anything, in words, with its bytes."""
+        found = (
+            ("on the transfer medium", self.medium),
+            (AT_ROOT, self.root),
+            (AT_ENGINE, self.packed + self.unpacked),
+        )
+        return tuple((place, size) for place, size in found if size)
+
+
+AT_ROOT = "at the site under the installation root"
+AT_ENGINE = "at the site in the container engine's store"
+
+
+def peak_disk(*, bundle: int, release: int, packed: int = 0, unpacked: int = 0) -> PeakDisk:
+    """What every statement about a bundle's use of disk is made from.
+
+    Args:
+        bundle: bytes of its files on the medium.
+        release: bytes of what is kept under the installation root: files, and wheels unpacked beside them.
+        packed: bytes of the image layers that travel.
+        unpacked: bytes of the same when run; 0 when that is not known, and is taken from the usual ratio.
+    """
+    return PeakDisk(bundle, release + MARGIN, packed, unpacked or packed * _UNPACKED)
+
+
+def peak_of(manifest: BundleManifest, *, present: int = 0) -> PeakDisk:
+    """The figures of a finished bundle.
+
+    Args:
+        present: bytes of the payload that the installation root holds already and that will be linked, not copied.
+    """
+    needs = manifest.needs
+    blobs = {layer.digest: layer.size for image in manifest.images for layer in image.layers}
+    loads = needs.runtime == "docker" and manifest.images
+    return peak_disk(
+        bundle=manifest.payload.size + sum(file.size for file in manifest.outer),
+        release=max(0, needs.disk - present),
+        packed=sum(size for digest, size in blobs.items() if digest not in manifest.absent_layers) if loads else 0,
+        unpacked=needs.image_disk if loads else 0,
+    )
 
 
 @record
@@ -48,16 +107,14 @@ class DiskNeed:
 
 
 def disk_needs(manifest: BundleManifest, fingerprint: Fingerprint, *, present: int = 0) -> tuple[DiskNeed, ...]:
-    """Peak bytes for each filesystem that the installation writes to; purposes on one filesystem are added.
+    """The figures of `peak_of` by filesystem: purposes on one are added.
 
-    A purpose that the fingerprint has no disk for is left out.
-
-    Args:
-        present: bytes of the payload that the installation root holds already and that will be linked, not copied.
+    A purpose that the fingerprint has no disk for is left out; `present` is as for `peak_of`.
     """
-    wanted = {"root": [DiskShare("the release's files", max(0, manifest.needs.disk - present) + MARGIN)]}
+    peak = peak_of(manifest, present=present)
+    wanted = {"root": [DiskShare(AT_ROOT, peak.root)]}
     if manifest.needs.runtime == "docker" and manifest.images:
-        wanted["docker"] = _image_shares(manifest, fingerprint)
+        wanted["docker"] = _image_shares(peak, fingerprint)
     needs: dict[str, DiskNeed] = {}
     for disk in fingerprint.disks:
         shares = tuple(wanted.pop(disk.purpose, ()))
@@ -73,19 +130,16 @@ def disk_needs(manifest: BundleManifest, fingerprint: Fingerprint, *, present: i
     return tuple(needs.values())
 
 
-def _image_shares(manifest: BundleManifest, fingerprint: Fingerprint) -> list[DiskShare]:
+def _image_shares(peak: PeakDisk, fingerprint: Fingerprint) -> list[DiskShare]:
     """The engine holds the archive and the unpacked layers at once.
 
     A classic storage driver writes the archive to its own temporary directory and deletes it afterwards; the
     containerd store keeps the compressed layers for good. Both are on the same filesystem as the layers.
     """
-    blobs = {layer.digest: layer.size for image in manifest.images for layer in image.layers}
-    packed = sum(size for digest, size in blobs.items() if digest not in manifest.absent_layers)
-    unpacked = manifest.needs.image_disk or packed * _UNPACKED
     kept = fingerprint.docker.storage_driver.startswith("containerd:")
     return [
-        DiskShare("compressed image layers" if kept else "the engine's temporary copy of the images", packed),
-        DiskShare("unpacked image layers", unpacked),
+        DiskShare(f"{AT_ENGINE}: layers as they travel{'' if kept else ', for a time'}", peak.packed),
+        DiskShare(f"{AT_ENGINE}: layers unpacked", peak.unpacked),
     ]
 
 

@@ -44,7 +44,14 @@ from airbundle_onsite.units import human_bytes
 
 @click.command("build")
 @functools.partial(spec_options, required=False)
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), default=Path("dist"))
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dist"),
+    metavar="DIR",
+    help="Where the bundle's directory will lie (dist).",
+)
 @click.option("--part-size", type=size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
 @click.option("--force", is_flag=True, help="Replace a bundle of the same name and version.")
 @click.option("--rehearse", "rehearsed", is_flag=True, help="Let its installer run here without a network first.")
@@ -94,9 +101,7 @@ def build_command(
         raise UsageError("no SPEC was named", remedy="for example: airbundle build bundle.toml")
     made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
     if dry_run:
-        if base:
-            app.console.say("This is the plan of the full bundle: what the base saves shows when tensors are compared.")
-        planned = plan_build(made, app.cache, part_size)
+        planned = plan_build(made, app.cache, part_size, difference_of(app, options), app.console)
         app.result(plan_text(planned), planned)
         return
     built = fetch_and_build(

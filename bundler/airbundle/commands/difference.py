@@ -40,8 +40,8 @@ class Wanted:
     back_from: Path | None = None
 
 
-def difference_options(command: _F) -> _F:
-    """``--base``, ``--base-skip``, ``--rollback-to`` and ``--from``."""
+def base_options(command: _F) -> _F:
+    """``--base`` and ``--base-skip``."""
     for decorate in (
         click.option(
             "--base",
@@ -56,6 +56,15 @@ def difference_options(command: _F) -> _F:
             type=click.Choice(["images", "tensors"]),
             help="With a base: pack images whole, or compare only whole files.",
         ),
+    ):
+        command = decorate(command)
+    return command
+
+
+def difference_options(command: _F) -> _F:
+    """``--base``, ``--base-skip``, ``--rollback-to`` and ``--from``."""
+    for decorate in (
+        base_options,
         click.option(
             "--rollback-to",
             "back_to",
@@ -75,7 +84,9 @@ def difference_options(command: _F) -> _F:
     return command
 
 
-def wanted(base: Sequence[Path], skip: Sequence[str], back_to: Path | None, back_from: Path | None) -> Wanted:
+def wanted(
+    base: Sequence[Path], skip: Sequence[str], back_to: Path | None = None, back_from: Path | None = None
+) -> Wanted:
     """The options, held against each other.
 
     Raises:

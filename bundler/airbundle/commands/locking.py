@@ -9,6 +9,7 @@ import click
 
 from airbundle import resolve, spec
 from airbundle.commands.app import App, size, spec_options, with_app
+from airbundle.commands.difference import base_options, difference_of, wanted
 from airbundle.contract.lock import BundleLock
 from airbundle.contract.spec import BundleSpec
 from airbundle.planview import plan_build, plan_text
@@ -50,10 +51,10 @@ def lock(
 
     Wheels of an earlier lock keep their versions where the spec still allows them.
     """
-    wanted = spec.load_spec(spec_path, overrides)
+    loaded = spec.load_spec(spec_path, overrides)
     target = lock_path or lock_path_of(spec_path)
     before = resolve.read_lock(target) if target.exists() else None
-    made = make_lock(app, wanted, spec_path, target, None if upgrade_all else names)
+    made = make_lock(app, loaded, spec_path, target, None if upgrade_all else names)
     resolve.write_lock(made, target)
     moved = resolve.moved_wheels(before, made)
     total, wheels = sum(item.size for item in made.items()), sum(wheel.file.size for wheel in made.wheels)
@@ -73,6 +74,7 @@ def lock(
 @click.command()
 @spec_options
 @click.option("--part-size", type=size, default=str(layout.DEFAULT_PART_SIZE), help="Bytes per part; 0 for one file.")
+@base_options
 @with_app
 def plan(
     app: App,
@@ -80,10 +82,13 @@ def plan(
     lock_path: Path | None,
     overrides: Sequence[str],
     part_size: int,
+    base: Sequence[Path],
+    base_skip: Sequence[str],
 ) -> None:
     """Show what a build would fetch and write, and why the engine gets its flags; locks first if there is no lock."""
+    difference = difference_of(app, wanted(base, base_skip))
     made = fresh_lock(app, spec_path, lock_path, overrides)
-    planned = plan_build(made, app.cache, part_size)
+    planned = plan_build(made, app.cache, part_size, difference, app.console)
     app.result(plan_text(planned), planned)
 
 
@@ -92,11 +97,11 @@ def lock_path_of(spec_path: Path) -> Path:
 
 
 def make_lock(
-    app: App, wanted: BundleSpec, spec_path: Path, target: Path, upgrade: resolve.Upgrade = resolve.NONE
+    app: App, loaded: BundleSpec, spec_path: Path, target: Path, upgrade: resolve.Upgrade = resolve.NONE
 ) -> BundleLock:
     previous = resolve.read_lock(target) if target.exists() else None
     return resolve.lock(
-        wanted,
+        loaded,
         context=app.context(spec_path.absolute().parent),
         clock=SystemClock(),
         previous=previous,
@@ -108,14 +113,14 @@ def fresh_lock(
     app: App, spec_path: Path, lock_path: Path | None, overrides: Sequence[str], *, keep: bool = True
 ) -> BundleLock:
     """The lock of a spec: the one on disk when it is of this very spec, else a new one (written when `keep`)."""
-    wanted = spec.load_spec(spec_path, overrides)
+    loaded = spec.load_spec(spec_path, overrides)
     target = lock_path or lock_path_of(spec_path)
     if target.exists():
         made = resolve.read_lock(target)
-        if not resolve.is_stale(made, wanted):
+        if not resolve.is_stale(made, loaded):
             return made
         app.console.say(f"{target} was made from another spec: locking again")
-    made = make_lock(app, wanted, spec_path, target)
+    made = make_lock(app, loaded, spec_path, target)
     if keep:
         resolve.write_lock(made, target)
     return made

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from airbundle.assemble import Member
 from airbundle.cache import Cache
-from airbundle.contents import Contents, unpacked_images
+from airbundle.contents import Contents, packed_files, unpacked_images
 from airbundle.contract.lock import BundleLock
 from airbundle.delta.base import Known
 from airbundle.delta.content import of_file
@@ -59,6 +59,28 @@ class Thinned:
     layers: frozenset[str]
 
 
+@record
+class Preview:
+    """What would be packed.
+
+    Attributes:
+        members: with what is left of each.
+        layers: digests of the image layers that are left out.
+        exact: whether files that differ were compared by tensor, if that was wanted.
+        bases: titles of the releases that the site must have.
+    """
+
+    members: tuple[Member, ...]
+    layers: frozenset[str]
+    exact: bool
+    bases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """Bytes of content in the payload."""
+        return sum(segment.packed for member in self.members for segment in member.runs)
+
+
 def thin(
     members: Sequence[Member],
     images: Sequence[Sequence[Layer]],
@@ -88,6 +110,22 @@ def thin(
         if member.role != "image" or member.sha256 not in blobs
     ]
     return Thinned(tuple(left), _releases(left, known, layers), frozenset(layers))
+
+
+def preview(lock: BundleLock, cache: Cache, difference: Difference | None, talk: Talk) -> Preview:
+    """What would be packed of a lock's files, before they are fetched.
+
+    Files and layers are told apart by their digests. Tensors are compared when the cache has every model file, which
+    is as much reading as the build then saves; else files that differ count whole.
+    """
+    members = tuple(packed_files(lock, cache))
+    if difference is None:
+        return Preview(members, frozenset(), exact=True)
+    exact = all(cache.has(file.sha256, file.size) for model in lock.models for file in model.files)
+    skip = difference.skip if exact else difference.skip | {"tensors"}
+    layers = [image.layers for image in lock.images]
+    made = thin(members, layers, difference.known, TensorReader(cache, talk), skip=skip)
+    return Preview(made.members, made.layers, exact, tuple(base.title for base in made.bases))
 
 
 def leave_out(contents: Contents, lock: BundleLock, cache: Cache, difference: Difference, talk: Talk) -> Contents:

@@ -18,6 +18,7 @@ from airbundle.review.contents import content_tables, found_in, package_tables
 from airbundle.review.launch import plan_view, smoke_table
 from airbundle.review.tables import Column, Fact, Table, count, exact_bytes, moment
 from airbundle.sbom.inventory import Inventory
+from airbundle_onsite.capacity import peak_of
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.contract.payload import OuterFile
@@ -91,9 +92,7 @@ def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inven
 def _summary(lock: BundleLock, manifest: BundleManifest, signer: str) -> list[Fact]:
     needs, payload = manifest.needs, manifest.payload
     parts = count(len(payload.parts), "part")
-    disk = f"{human_bytes(needs.disk)} under the installation root"
-    if needs.image_disk:
-        disk += f", {human_bytes(needs.image_disk)} in the container engine's store"
+    disk = "; ".join(f"{human_bytes(size)} {place}" for place, size in peak_of(manifest).places())
     facts = [
         ("Built", f"{moment(manifest.created)} by {manifest.tool}"),
         ("Signed by", signer or f"not known when this page was written; see {layout.SIGNATURE}"),
@@ -103,7 +102,7 @@ def _summary(lock: BundleLock, manifest: BundleManifest, signer: str) -> list[Fa
         ("Engine", ", ".join(dict.fromkeys(f"{plan.engine} {plan.engine_version}" for plan in manifest.launch))),
         ("Answers at", f"http://{manifest.serving.host}:{manifest.serving.port}/v1"),
         ("Payload", f"{human_bytes(payload.size)}, {parts}, {count(len(manifest.files), 'file')}"),
-        ("Disk needed", disk),
+        ("Peak disk", disk),
     ]
     return [(term, value) for term, value in facts if value]
 

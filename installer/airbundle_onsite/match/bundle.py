@@ -83,7 +83,7 @@ def _disk(need: DiskNeed) -> CheckResult:
         summary=f"{place} has {human_bytes(need.free)} free, {human_bytes(need.needed)} are needed at the peak",
         expected=f"{human_bytes(need.needed)} free on the filesystem of {paths}",
         actual=f"{human_bytes(need.free)} free",
-        evidence=tuple(f"{human_bytes(share.size)} for {share.what}" for share in need.shares),
+        evidence=tuple(f"{human_bytes(share.size)} {share.what}" for share in need.shares),
         remedy=f"free {human_bytes(need.needed - need.free)} on {place}, "
         + (
             "install elsewhere with --root, or have the engine keep its images on a larger disk"

@@ -243,7 +243,10 @@ def test_what_a_reader_sees_first(docker: Page, venv: Page) -> None:
     assert facts["Runs as"] == "a container"
     assert facts["Engine"] == "vllm 0.11"
     assert facts["Answers at"] == "http://127.0.0.1:8000/v1"
-    assert facts["Disk needed"] == "1.0 GB under the installation root, 2.0 GB in the container engine's store"
+    assert facts["Peak disk"] == (
+        "4.4 kB on the transfer medium; 1.1 GB at the site under the installation root; "
+        "2.0 GB at the site in the container engine's store"
+    )
     assert "a process of the user who installs it" in venv.root.all("header")[0].text
 
 

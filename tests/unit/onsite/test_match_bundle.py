@@ -44,7 +44,7 @@ def test_disk_full_names_filesystem_bytes_and_shares() -> None:
     assert failed.status == "fail"
     assert "/srv has 3.0 GB free, 10.1 GB are needed" in failed.summary
     assert "free 7.1 GB on /srv" in failed.remedy and "--root" in failed.remedy
-    assert any("10.1 GB for the release's files" in line for line in failed.evidence)
+    assert any("10.1 GB at the site under the installation root" in line for line in failed.evidence)
 
 
 def test_two_purposes_on_one_disk_are_added() -> None:

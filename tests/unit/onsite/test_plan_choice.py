@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airbundle_onsite.capacity import MARGIN, choose_python, disk_needs, why_no_python
+from airbundle_onsite.capacity import AT_ENGINE, AT_ROOT, MARGIN, choose_python, disk_needs, peak_of, why_no_python
 from airbundle_onsite.contract.fingerprint import CpuFacts, GpuFacts, MemoryFacts, PythonFacts
 from airbundle_onsite.contract.launch import PlanNeeds
 from airbundle_onsite.plan import choose_plan, fits_beside
@@ -154,9 +154,9 @@ def test_disks_apart_and_on_one_filesystem() -> None:
     (need,) = disk_needs(bundle, one)
     assert need.needed == 18 * GB + MARGIN
     assert [share.what for share in need.shares] == [
-        "the release's files",
-        "the engine's temporary copy of the images",
-        "unpacked image layers",
+        AT_ROOT,
+        f"{AT_ENGINE}: layers as they travel, for a time",
+        f"{AT_ENGINE}: layers unpacked",
     ]
     assert [disk.purpose for disk in need.disks] == ["root", "docker"]
 
@@ -172,7 +172,7 @@ def test_layers_shared_between_images_count_once_and_unknown_sizes_are_estimated
 def test_the_containerd_store_keeps_compressed_layers() -> None:
     bundle = manifest(runtime="docker", images=(image(),))
     there = host(docker=docker(storage_driver="containerd:overlayfs", image_store="/var/lib/containerd"))
-    assert disk_needs(bundle, there)[1].shares[0].what == "compressed image layers"
+    assert disk_needs(bundle, there)[1].shares[0].what == f"{AT_ENGINE}: layers as they travel"
 
 
 def test_a_venv_bundle_needs_no_engine_disk_and_present_bytes_are_free() -> None:
@@ -207,3 +207,12 @@ def test_beside_on_gpus() -> None:
 def test_beside_with_unknown_needs_is_refused() -> None:
     assert not fits_beside(plan(needs=PlanNeeds()), host())
     assert not fits_beside(plan(needs=PlanNeeds(gpus=1, memory=GB)), host(gpu=gpus(h100())))
+
+
+def test_what_the_site_says_is_what_was_said_of_the_bundle() -> None:
+    bundle = manifest(runtime="docker", image_disk=6 * GB, images=(image("a:1", layer(1, 2 * GB)),))
+    peak = peak_of(bundle)
+    assert (peak.root, peak.packed, peak.unpacked) == (10 * GB + MARGIN, 2 * GB, 6 * GB)
+    said = dict(peak.places())
+    needed = {need.mount: need.needed for need in disk_needs(bundle, host())}
+    assert needed == {"/": said[AT_ROOT], "/var": said[AT_ENGINE]}
