@@ -16,7 +16,8 @@ from airbundle.contract.lock import BundleLock, LockedImage
 from airbundle.delta.thin import Difference, leave_out
 from airbundle.modelproof import prove_models
 from airbundle.outer import onsite_pyz, render_outer
-from airbundle.review.page import review_files
+from airbundle.rehearse.report import REPORT_FILE, RehearsalReport
+from airbundle.review.page import render_contents, review_files
 from airbundle.sbom.inventory import Inventory, take_inventory
 from airbundle.signing import SigningKey, sign_all
 from airbundle.smoketests import smoke_tests
@@ -25,7 +26,7 @@ from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
 from airbundle_onsite.contract.payload import OuterFile, Payload
-from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.errors import FetchError, UsageError
 from airbundle_onsite.system import Talk
 
@@ -116,7 +117,9 @@ def build(
     with claimed(partial):
         manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk, keys)
         if examine is not None:
-            manifest = _add_beside(partial, manifest, examine(partial))
+            found = dict(examine(partial))
+            found |= _reviewed(lock, manifest, inventory, found, keys)
+            manifest = _add_beside(partial, manifest, found)
         if keys:
             write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
         publish(partial, final)
@@ -180,11 +183,29 @@ def _write(
     return manifest
 
 
+def _reviewed(
+    lock: BundleLock,
+    manifest: BundleManifest,
+    inventory: Inventory,
+    found: Mapping[str, bytes],
+    keys: Sequence[SigningKey],
+) -> dict[str, bytes]:
+    """The reviewer's page again, with what the rehearsal showed; nothing when there was none."""
+    if REPORT_FILE not in found:
+        return {}
+    report = decode_json(RehearsalReport, found[REPORT_FILE], REPORT_FILE)
+    kept = [item for item in manifest.outer if item.name != layout.CONTENTS]
+    listed = dataclasses.replace(manifest, outer=(*kept, *outer_entries(found)))
+    signer = ", ".join(key.fingerprint for key in keys)
+    return {layout.CONTENTS: render_contents(lock, listed, inventory, signer=signer, rehearsal=report)}
+
+
 def _add_beside(directory: Path, manifest: BundleManifest, files: Mapping[str, bytes]) -> BundleManifest:
-    """Put more files beside the parts, which stay as they are."""
+    """Put more files beside the parts, which stay as they are, or others in the place of some."""
     for name, data in files.items():
         write_synced(directory / name, data, 0o644)
-    outer = sorted((*manifest.outer, *outer_entries(files)), key=lambda item: item.name)
+    kept = [item for item in manifest.outer if item.name not in files]
+    outer = sorted((*kept, *outer_entries(files)), key=lambda item: item.name)
     manifest = dataclasses.replace(manifest, outer=tuple(outer))
     write_manifest(directory, manifest)
     return manifest

@@ -217,12 +217,13 @@ class DockerRoom:
         """A network for the tries, made with the first of them; what it leads to is the caller's business."""
         for subnet in () if self._network else _SUBNETS:
             gateway = str(ipaddress.IPv4Network(subnet).network_address + 1)
+            pool = docker.types.IPAMPool(subnet, gateway=gateway, aux_addresses={})
             try:
                 self._client.create_network(
                     _NETWORK,
                     driver="bridge",
                     check_duplicate=True,
-                    ipam=docker.types.IPAMConfig(pool_configs=[docker.types.IPAMPool(subnet, gateway=gateway, aux_addresses={})]),
+                    ipam=docker.types.IPAMConfig(pool_configs=[pool]),
                     options={"com.docker.network.bridge.enable_ip_masquerade": "false"},
                 )
             except docker.errors.APIError as error:

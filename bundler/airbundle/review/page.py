@@ -14,8 +14,10 @@ import jinja2
 
 from airbundle.contract.lock import BundleLock
 from airbundle.data import data_dir
+from airbundle.rehearse.report import RehearsalReport
 from airbundle.review.contents import content_tables, found_in, package_tables
 from airbundle.review.launch import plan_view, smoke_table
+from airbundle.review.rehearsed import rehearsal_view
 from airbundle.review.tables import Column, Fact, Table, count, exact_bytes, moment
 from airbundle.sbom.inventory import Inventory
 from airbundle_onsite.capacity import peak_of
@@ -47,8 +49,15 @@ def review_files(
     return {layout.SBOM: sbom, layout.CONTENTS: render_contents(lock, listed, inventory, signer=signer)}
 
 
-def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inventory, *, signer: str = "") -> bytes:
-    """The page alone; arguments as for `review_files`."""
+def render_contents(
+    lock: BundleLock,
+    manifest: BundleManifest,
+    inventory: Inventory,
+    *,
+    signer: str = "",
+    rehearsal: RehearsalReport | None = None,
+) -> bytes:
+    """The page alone; arguments as for `review_files`, and what a rehearsal showed when there was one."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(data_dir("templates")),
         undefined=jinja2.StrictUndefined,
@@ -82,6 +91,7 @@ def render_contents(lock: BundleLock, manifest: BundleManifest, inventory: Inven
         many_parts=len(manifest.payload.parts) > 1000,
         unread=[(image.name, reason) for image in lock.images for reason in found_in(inventory, image).unread],
         appendix=list(package_tables(lock, inventory)),
+        rehearsal=rehearsal_view(rehearsal) if rehearsal else None,
     )
     return text.encode()
 
