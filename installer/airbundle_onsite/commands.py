@@ -341,8 +341,10 @@ def run_list(site: Site, options: Options) -> Report:
 
 def run_smoke(site: Site, options: Options) -> Report:
     """The smoke tests, against what runs."""
-    checks = operate.smoke(site, _name(site, options))
-    return _checks(checks, exit_code(checks, ExitCode.NOTHING_RUNNING, strict=options.strict))
+    smoked = operate.smoke(site, _name(site, options))
+    code = exit_code(smoked.checks, ExitCode.NOTHING_RUNNING, strict=options.strict)
+    data = {"exit_code": int(code), "checks": smoked.checks, "latency": smoked.latency}
+    return Report(checks_text(smoked.checks), data, code)
 
 
 def run_prune(site: Site, options: Options) -> Report:

@@ -17,6 +17,7 @@ from airbundle_onsite.deploy.transaction import await_service, begin_service, fi
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError, PreflightError, UsageError
 from airbundle_onsite.runtimes.base import Instance, Runtime
+from airbundle_onsite.smoke.latency import Latency, latency_check, measure_latency
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.releases import StagedRelease
 
@@ -116,7 +117,15 @@ def stop(site: Site, name: str) -> StagedRelease:
         return release
 
 
-def smoke(site: Site, name: str) -> list[CheckResult]:
+@record
+class Smoked:
+    """The results of the smoke tests, and what a streamed answer took; None when none was to be had."""
+
+    checks: tuple[CheckResult, ...]
+    latency: Optional[Latency] = None
+
+
+def smoke(site: Site, name: str) -> Smoked:
     """Run the active release's smoke tests against what runs; changes nothing.
 
     Raises:
@@ -130,7 +139,11 @@ def smoke(site: Site, name: str) -> list[CheckResult]:
     if site.runtime(made.runtime).state(instance).status == "paused":
         raise DeployError(f"{made.name} {made.version} is paused", restored=None, remedy="--start restarts it")
     files = files_of(release)
-    return list(run_smoke(files.manifest, files.plan, instance, site.world.clock, site.talk))
+    checks = run_smoke(files.manifest, files.plan, instance, site.world.clock, site.talk)
+    if any(check.status == "fail" for check in checks):
+        return Smoked(tuple(checks))
+    found = measure_latency(files.manifest, files.plan, instance, site.talk)
+    return Smoked((*checks, *latency_check(found)), found if isinstance(found, Latency) else None)
 
 
 def prune(site: Site, name: str, keep: int) -> Removed:

@@ -25,6 +25,7 @@ from airbundle_onsite.deploy.ports import free_port
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError
 from airbundle_onsite.runtimes.base import Instance, ReleaseFiles
+from airbundle_onsite.smoke.latency import latency_check, measure_latency
 from airbundle_onsite.smoke.patterns import scan_log
 from airbundle_onsite.smoke.ready import wait_ready
 from airbundle_onsite.smoke.run import run_smoke
@@ -145,6 +146,8 @@ def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: 
     ready = all(check.status != "fail" for check in checks)
     if ready and smoke:
         checks += run_smoke(files.manifest, plan, instance, clock, talk)
+        if all(check.status != "fail" for check in checks):
+            checks += latency_check(measure_latency(files.manifest, plan, instance, talk))
     if smoke or not ready:  # an engine that gave up has mostly said why, and the patterns know the cure
         checks += scan_log(plan, runtime.logs(instance, 2000))
     if any(check.status == "fail" for check in checks):

@@ -26,11 +26,12 @@ def generated(body: Any) -> Optional[Generated]:
     choices = [choice for choice in body["choices"] if isinstance(choice, dict)]
     usage = body.get("usage")
     tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return Generated("".join(map(_choice_text, choices)), tokens if isinstance(tokens, int) else None)
+    return Generated("".join(map(choice_text, choices)), tokens if isinstance(tokens, int) else None)
 
 
-def _choice_text(choice: dict[str, Any]) -> str:
-    message = choice.get("message")
+def choice_text(choice: dict[str, Any]) -> str:
+    """The text of one choice, of a whole answer or of a piece of a streamed one."""
+    message = choice.get("message", choice.get("delta"))
     if not isinstance(message, dict):
         return str(choice.get("text") or "")
     # A model that reasons may have spent all its tokens before it came to the answer.

@@ -6,7 +6,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Protocol
 
 from airbundle_onsite.contract.record import record
@@ -47,6 +47,21 @@ class Reply:
         return f"HTTP {self.status}" + (f": {message}" if message else "")
 
 
+@record
+class Streamed:
+    """An answer that came piece by piece.
+
+    Attributes:
+        status: HTTP status; 0 when there was no answer, or none that ended in time, and `error` says why.
+        lines: each with the seconds from the request to its coming.
+        error: empty when the answer is whole.
+    """
+
+    status: int
+    lines: tuple[tuple[float, str], ...] = ()
+    error: str = ""
+
+
 class Requests(Protocol):
     """Sends requests to one engine."""
 
@@ -64,12 +79,9 @@ class LoopbackRequests:
 
     def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], seconds: float) -> Reply:
         begun = time.monotonic()
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Connection": "close", **({} if data is None else {"Content-Type": "application/json"})}
         connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
         try:
-            connection.request(method, path, data, headers)
-            response = connection.getresponse()
+            response = _sent(connection, method, path, body)
             text = _read(connection, response, begun + seconds).decode("utf-8", "replace")
             return Reply(response.status, text, time.monotonic() - begun)
         except socket.timeout:
@@ -82,10 +94,45 @@ class LoopbackRequests:
         finally:
             connection.close()
 
+    def stream(self, path: str, body: Mapping[str, Any], seconds: float) -> Streamed:
+        """POST, and note when each line of the answer came; the last one must be there within `seconds`."""
+        begun = time.monotonic()
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        try:
+            response = _sent(connection, "POST", path, body)
+            lines: list[tuple[float, str]] = []
+            rest = b""
+            for piece in _pieces(connection, response, begun + seconds):
+                moment = time.monotonic() - begun
+                *whole, rest = (rest + piece).split(b"\n")
+                lines += [(moment, line.decode("utf-8", "replace").rstrip("\r")) for line in whole]
+            lines.append((time.monotonic() - begun, rest.decode("utf-8", "replace")))
+            return Streamed(response.status, tuple(lines))
+        except socket.timeout:
+            return Streamed(0, error=f"no whole answer within {seconds:g} s")
+        except (OSError, http.client.HTTPException) as error:
+            return Streamed(0, error=f"the connection broke: {error!r}")
+        finally:
+            connection.close()
+
+
+def _sent(
+    connection: http.client.HTTPConnection, method: str, path: str, body: Optional[Mapping[str, Any]]
+) -> http.client.HTTPResponse:
+    data = None if body is None else json.dumps(body).encode()
+    headers = {"Connection": "close", **({} if data is None else {"Content-Type": "application/json"})}
+    connection.request(method, path, data, headers)
+    return connection.getresponse()
+
 
 def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-    """The body, against one deadline: a socket's own timeout begins anew with every byte."""
-    pieces: list[bytes] = []
+    return b"".join(_pieces(connection, response, deadline))
+
+
+def _pieces(
+    connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
+) -> Iterator[bytes]:
+    """The body as it comes, against one deadline: a socket's own timeout begins anew with every byte."""
     size, announced = 0, response.length
     while size < (_MAX_BODY if announced is None else min(announced, _MAX_BODY)):
         remaining = deadline - time.monotonic()
@@ -96,11 +143,10 @@ def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResp
         piece = response.read1(65536)
         if not piece:
             if announced is not None:
-                raise http.client.IncompleteRead(b"".join(pieces), announced - size)
+                raise http.client.IncompleteRead(b"", announced - size)
             break
-        pieces.append(piece)
         size += len(piece)
-    return b"".join(pieces)
+        yield piece
 
 
 def _message(value: Any) -> str:

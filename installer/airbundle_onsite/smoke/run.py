@@ -65,14 +65,15 @@ def run_smoke(
 
 
 def _run(test: SmokeTest, plan: LaunchPlan, sender: Requests) -> list[_Verdict]:
-    body = _body(test.body, plan)
+    body = request_body(test.body, plan)
     count = max(1, test.concurrency)
     with ThreadPoolExecutor(max_workers=count) as pool:
         sent = [pool.submit(sender.send, "POST", test.path, body, test.seconds) for _ in range(count)]
         return [_judge(test, future.result()) for future in sent]
 
 
-def _body(body: Mapping[str, Any], plan: LaunchPlan) -> dict[str, Any]:
+def request_body(body: Mapping[str, Any], plan: LaunchPlan) -> dict[str, Any]:
+    """What a smoke test sends: its body with the model's name filled in, for an answer in one piece."""
     made = {**body, "stream": False}
     if made.get("model") == "{served_name}":
         made["model"] = plan.model

@@ -268,3 +268,12 @@ def test_a_log_of_each_changing_run_is_kept_without_secrets(one: Site, bundles: 
     text = "".join(log.read_text() for log in logs)
     assert "Proving v2 beside v1" in text and "hf_abc" not in text
     assert all(log.stat().st_mode & 0o077 == 0 for log in logs)
+
+
+def test_smoke_tells_how_soon_the_first_token_comes(one: Site) -> None:
+    done = one.run("smoke", "--json")
+    assert done.code == 0, done
+    assert 0 < done.json["latency"]["ttft"] < 5 and done.json["latency"]["tokens"] == 3
+    assert "(TTFT)" in one.run("smoke").out
+    kept = json.loads((one.root / "releases/demo/v1/release.json").read_text())["smoke"]
+    assert [check["id"] for check in kept][-1] == "smoke.latency"
