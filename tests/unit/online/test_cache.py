@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from airbundle.cache import Cache, WrongBytes, default_root
+from airbundle.cacheuse import cache_use, prune
 from airbundle_onsite.errors import FetchError
 
 DATA = os.urandom(300_000)
@@ -45,7 +47,7 @@ def test_wrong_bytes_are_thrown_away_and_named(cache: Cache) -> None:
         partial.write(b"something else")
     assert caught.value.needed == SHA256
     assert caught.value.found == hashlib.sha256(b"something else").hexdigest()
-    assert cache.use().partial_files == 0
+    assert cache_use(cache).partial_files == 0
     assert not cache.has(SHA256, len(DATA))
 
 
@@ -89,7 +91,7 @@ def test_two_at_once_write_the_file_once(cache: Cache) -> None:
         thread.join(20)
     assert wrote == [1]
     assert cache.path(SHA256).read_bytes() == DATA
-    assert cache.use().partial_files == 0
+    assert cache_use(cache).partial_files == 0
 
 
 def test_stream_of_unknown_hash(cache: Cache) -> None:
@@ -102,7 +104,7 @@ def test_stream_of_unknown_hash(cache: Cache) -> None:
 
     with pytest.raises(OSError, match="gone"):
         cache.add_stream(broken())  # type: ignore[arg-type]
-    assert cache.use().partial_files == 0
+    assert cache_use(cache).partial_files == 0
 
 
 def test_shared_file_stays_its_owners(cache: Cache, tmp_path: Path) -> None:
@@ -142,7 +144,7 @@ def test_file_that_grows_while_it_is_read_is_refused(cache: Cache, tmp_path: Pat
 
     with pytest.raises(FetchError, match="changed while it was read"):
         cache.share(mine, grow)
-    assert cache.use().files == 0
+    assert cache_use(cache).files == 0
 
 
 def test_prune_keeps_what_it_is_told_and_what_is_in_use(cache: Cache) -> None:
@@ -152,11 +154,37 @@ def test_prune_keeps_what_it_is_told_and_what_is_in_use(cache: Cache) -> None:
         raise RuntimeError
     with pytest.raises(RuntimeError), cache.partial(SHA256, len(DATA)) as partial:
         partial.write(DATA[:5])
-        would = cache.prune({kept}, dry_run=True)
+        would = prune(cache, {kept}, dry_run=True)
         assert (would.files, would.partial_files) == (1, 1)
         assert cache.has(other, 5)
-        assert cache.prune({kept}) == would
+        assert prune(cache, {kept}) == would
         raise RuntimeError
     assert cache.has(kept, 4)
     assert not cache.has(other, 5)
     assert cache.missing_bytes(SHA256, len(DATA)) == len(DATA) - 5
+
+
+def test_prune_takes_what_was_learnt_of_files_that_go_and_uv_s_memory(cache: Cache) -> None:
+    kept, other = cache.add_bytes(b"kept"), cache.add_bytes(b"other")
+    for name in (f"1/WheelFacts-{kept}", f"1/WheelFacts-{other}", f"tensors-1/{kept}", f"tensors-1/{other}"):
+        path = cache.root / "facts" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"{}")
+    uv = cache.root / "uv"
+    (uv / "simple-v1").mkdir(parents=True)
+    (uv / ".lock").touch()
+    (uv / "simple-v1/page").write_bytes(b"12345")
+    held = cache_use(cache)
+    assert (held.derived_files, held.derived_size) == (6, 13)
+
+    with (uv / ".lock").open("rb") as working:
+        fcntl.flock(working, fcntl.LOCK_SH)  # as uv does while it works
+        removed = prune(cache, {kept})
+    assert (removed.files, removed.derived_files) == (1, 2)
+    left = sorted(path.name for path in (cache.root / "facts").rglob("*.json"))
+    assert left == [f"{kept}.json", f"WheelFacts-{kept}.json"]
+    assert (uv / "simple-v1/page").exists()
+
+    assert prune(cache, {kept}).derived_files == 2
+    assert not uv.exists()
+    assert cache_use(cache).derived_files == 2

@@ -15,6 +15,7 @@ import pytest
 
 from airbundle import web
 from airbundle.cache import Cache
+from airbundle.cacheuse import cache_use
 from airbundle.contract.lock import LockedFile
 from airbundle.download import Downloader
 from airbundle_onsite.errors import FetchError
@@ -146,7 +147,7 @@ def test_wrong_bytes_twice_name_file_place_found_and_needed(bench: Bench) -> Non
     assert bench.server.url in text
     assert hashlib.sha256(wrong).hexdigest() in text
     assert ITEM.sha256 in text
-    assert bench.cache.use().partial_files == 0
+    assert cache_use(bench.cache).partial_files == 0
 
 
 @pytest.mark.parametrize("served", [DATA[:-1], DATA + b"x"], ids=["shorter", "longer"])

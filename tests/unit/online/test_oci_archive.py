@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airbundle.cache import Cache
+from airbundle.cacheuse import cache_use
 from airbundle.oci import documents
 from airbundle.oci.archive import read_saved
 from airbundle_onsite.errors import FetchError
@@ -55,7 +56,7 @@ def test_old_form_with_linked_layers(tmp_path: Path) -> None:
     manifest = json.loads(saved.manifest)
     assert [layer["digest"] for layer in manifest["layers"]] == [first.digest, second.digest]
     assert cache.path(hashlib.sha256(saved.manifest).hexdigest()).read_bytes() == saved.manifest
-    assert cache.use().files == 3
+    assert cache_use(cache).files == 3
     assert read_saved(chunks(old_form()), Cache(tmp_path / "other"), "x:1").manifest == saved.manifest
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from airbundle.cache import Cache
+from airbundle.cacheuse import cache_use
 from airbundle.contract.lock import LOCK_VERSION, BundleLock, LockedFile, LockedImage, LockedWheel
 from airbundle.contract.spec import (
     BundleSpec,
@@ -66,7 +67,7 @@ def test_facts_that_cannot_be_decoded_are_read_again(cache: Cache, wheel: Locked
 
 def test_nothing_is_left_in_scratch(cache: Cache, wheel: LockedWheel) -> None:
     Facts(cache).wheel(wheel)
-    assert cache.use().partial_files == 0
+    assert cache_use(cache).partial_files == 0
 
 
 def test_a_layer_is_read_once(cache: Cache, tmp_path: Path) -> None:

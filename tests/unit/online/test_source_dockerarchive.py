@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from airbundle.cacheuse import prune
 from airbundle.contract.spec import ImageTable
 from airbundle.fetch import fetch_all
 from airbundle.sources import dockerarchive as source_module
@@ -102,7 +103,7 @@ def test_zstd_layer_of_an_archive(tmp_path: Path) -> None:
     source = source_module.create(given)
     locked = source.lock_image(ImageTable("docker-archive:z.tar"), PLATFORM)
     assert locked.layers[0].digest == locked.layers[0].diff_id == digest_of(plain)
-    given.cache.prune()
+    prune(given.cache)
     items = (locked.manifest, locked.config, *locked.blobs)
     fetch_all(items, lambda scheme: source, given.cache, given.talk)
     assert given.cache.path(digest_of(plain)[7:]).read_bytes() == plain

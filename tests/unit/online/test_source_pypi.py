@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from airbundle.cacheuse import prune
 from airbundle.contract.spec import ModelTable
 from airbundle.fetch import fetch_all
 from airbundle.sources import pypi
@@ -53,7 +54,7 @@ def test_member_comes_again_from_the_cached_wheel_or_from_the_index(wheel_index:
     fetch_all([file], lambda scheme: source, given.cache, given.talk)
     assert given.cache.has(file.sha256, file.size)
     assert len(wheel_index.requests) == before
-    given.cache.prune()
+    prune(given.cache)
     fetch_all([file], lambda scheme: source, given.cache, given.talk)
     assert given.cache.has(file.sha256, file.size)
     assert wheel_index.requests[before:] == ["files/tiny_model-1.0-py3-none-any.whl"]
