@@ -11,7 +11,7 @@ from typing import Any
 from airbundle import web
 from airbundle.memory.adapters import Adapters, Draft, draft_bytes, lora_bytes
 from airbundle.memory.budget import GIB, Device, Load, MemoryPlan, overheads, plan_memory
-from airbundle.memory.config import is_quantised
+from airbundle.memory.config import is_quantised, normalized, whole
 from airbundle.memory.cure import Cure, Means, find_cures
 from airbundle.memory.ggufshape import shape_of_gguf
 from airbundle.memory.headers import gguf_header, gguf_tensors, tensors_of
@@ -30,6 +30,7 @@ _CONTEXT, _CONCURRENCY = 8192, 8
 _HUB = "https://huggingface.co"
 _HOST_SHARE = 0.9  # of a host's memory, the rest being the system's
 _SLOTS = ("llama.cpp", "ollama")
+_WIDTHS = ("intermediate_size", "dense_intermediate_size", "intermediate_size_mlp")
 
 
 @record
@@ -40,6 +41,7 @@ class Model:
         name: as it was named.
         shape, weights: see their classes.
         seen: what the weights were counted from, for people.
+        assumed: what the configuration does not say and was taken all the same, each in words.
         gguf, quantised: how it is stored.
     """
 
@@ -49,6 +51,7 @@ class Model:
     seen: str
     gguf: bool = False
     quantised: bool = False
+    assumed: tuple[str, ...] = ()
 
 
 @record
@@ -113,7 +116,8 @@ def read_model(name: str, environ: Callable[[str], str | None]) -> Model:
     """A model by a path or on the hub.
 
     Args:
-        name: a config.json, a directory (its configuration and headers), a GGUF file, or ``hf:ORG/NAME[@REVISION]``.
+        name: a config.json, a directory (its configuration and headers), a GGUF file, or a source as specs name it:
+            ``local:PATH`` or ``hf:ORG/NAME[@REVISION]``.
         environ: reads one variable (HF_ENDPOINT).
 
     Raises:
@@ -125,7 +129,7 @@ def read_model(name: str, environ: Callable[[str], str | None]) -> Model:
         repository, _, revision = rest.partition("@")
         found = read_remote(repository, revision, environ("HF_ENDPOINT") or _HUB, web.new_session(environ))
         return from_config(name, found.config, found.tensors)
-    path = Path(name)
+    path = Path(rest if scheme == "local" and rest else name)
     if path.is_dir():
         return _from_directory(name, path)
     if path.suffix == ".gguf":
@@ -133,16 +137,47 @@ def read_model(name: str, environ: Callable[[str], str | None]) -> Model:
     if path.is_file():
         return from_config(name, _config(path))
     raise UsageError(
-        f"{name}: no such file or directory", remedy="name a config.json, a directory, a GGUF file or hf:ORG/NAME"
+        f"{name}: no such file or directory",
+        remedy="name a config.json, a directory, a GGUF file, local:PATH or hf:ORG/NAME",
     )
 
 
 def from_config(name: str, config: Mapping[str, Any], tensors: tuple[Tensor, ...] = ()) -> Model:
     """A model from its configuration, and from its tensors when they are known. Raises UsageError."""
+    _require_attention(config)
     shape = read_shape(config)
     seen = f"the headers of {len(tensors)} tensors" if tensors else "config.json alone, without tensor headers"
     weights = plan_weights(tensors or infer_tensors(config), shape, tied=is_tied(config))
-    return Model(name, shape, weights, seen, quantised=is_quantised(config))
+    assumed = tuple(_assumed(config, shape, headers=bool(tensors)))
+    return Model(name, shape, weights, seen, quantised=is_quantised(config), assumed=assumed)
+
+
+def _require_attention(config: Mapping[str, Any]) -> None:
+    """Without heads or a recurrent state the cache has no size, and no figure would mean anything."""
+    text = normalized(config)
+    if not whole(text, "num_attention_heads") and not whole(text, "mamba_d_state"):
+        raise UsageError(
+            "config.json: num_attention_heads is missing, and so is the size of any recurrent state",
+            remedy="use the model's own config.json, whole",
+        )
+
+
+def _assumed(config: Mapping[str, Any], shape: ModelShape, *, headers: bool) -> Iterator[str]:
+    """What neither the configuration nor the defaults of its model_type say; headers show the weights themselves."""
+    text = normalized(config)
+    by_layer = bool(text.get("block_configs"))  # heads and widths stand there, layer for layer
+    if shape.heads and not shape.latent and not by_layer and text.get("num_key_value_heads") is None:
+        yield f"num_key_value_heads {shape.kv_heads}"
+    if not shape.max_context:
+        yield "max_position_embeddings unlimited"
+    if headers:
+        return
+    if shape.dense and not by_layer and not any(text.get(key) for key in _WIDTHS):
+        yield f"intermediate_size {shape.dense}"
+    if not text.get("torch_dtype") and not text.get("dtype"):
+        yield f"torch_dtype {shape.dtype}"
+    if text.get("tie_word_embeddings") is None:
+        yield f"tie_word_embeddings {str(is_tied(config)).lower()}"
 
 
 def _from_directory(name: str, directory: Path) -> Model:

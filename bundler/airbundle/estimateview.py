@@ -23,6 +23,8 @@ def _lines(found: Estimate, explain: bool) -> Iterator[str]:
     spread = f"{parallel.gpus} × " if parallel.gpus > 1 else ""
     yield f"{found.model.name} with {found.engine} {found.version or '(newest)'} on {spread}{found.profile}"
     yield f"weights counted from {found.model.seen}"
+    if found.model.assumed:
+        yield f"assumed, since config.json does not say: {', '.join(found.model.assumed)}"
     yield ""
     rows = [
         ("memory of the GPU", gib(plan.total)),
@@ -63,6 +65,7 @@ def estimate_value(found: Estimate) -> dict[str, Any]:
     return {
         "model": found.model.name,
         "seen": found.model.seen,
+        "assumed": list(found.model.assumed),
         "weights": {"total": weights.total, "draft": weights.draft, "skipped": weights.skipped},
         "profile": found.profile,
         "engine": found.engine,

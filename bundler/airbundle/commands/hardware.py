@@ -43,16 +43,26 @@ def profiles_show(app: App, profile_id: str | None) -> None:
 @with_app
 def profiles_match(app: App, fingerprint: Path) -> None:
     """Compare the site's FINGERPRINT with every profile, and say which it is and why; code 3 when it is none."""
-    try:
-        facts = decode_json(Fingerprint, read_file(fingerprint), str(fingerprint))
-    except ContractError as error:
-        remedy = "give the file that `sh probe.sh` or `bash install.sh --fingerprint FILE` wrote at the site"
-        raise UsageError(f"{fingerprint} is no fingerprint", details=error.problems, remedy=remedy) from error
+    facts = _fingerprint(fingerprint)
     matches = profiles.match_fingerprint(facts)
     best, checks = matches[0]
     lines = [fingerprint_text(facts), "", f"{best.id}: {best.title}", checks_text(checks), *profiles.explain(matches)]
     app.result("\n".join(lines), [{"profile": profile.id, "checks": found} for profile, found in matches])
     end_with(checks, ExitCode.PREFLIGHT)
+
+
+def _fingerprint(path: Path) -> Fingerprint:
+    """A fingerprint from a file. Raises UsageError."""
+    data = read_file(path)
+    try:
+        return decode_json(Fingerprint, data, str(path))
+    except ContractError as error:
+        meant = any(name in data for name in (b'"fingerprint_version"', b'"taken"'))
+        raise UsageError(
+            f"{path} is no fingerprint" + ("" if meant else ", but another document"),
+            details=error.problems if meant else (),
+            remedy="give the file that `sh probe.sh` or `bash install.sh --fingerprint FILE` wrote at the site",
+        ) from error
 
 
 COMMANDS = (profiles_group,)

@@ -149,3 +149,40 @@ def test_draft_model_and_adapters_take_their_part() -> None:
     drafted = estimate(model, profile, Wish(tensor=4), small)
     assert drafted.plan.weights - alone.plan.weights == pytest.approx(small.weights.total / 4, rel=0.01)
     assert drafted.plan.token == alone.plan.token + 32 * 2 * 256 * 2
+
+
+def test_what_a_short_configuration_leaves_open_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    given = {"hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 32000, "num_attention_heads": 16}
+    path.write_text(json.dumps(given))
+    text = run(capsys, str(path), "-p", "h200-sxm")[1]
+    taken = (
+        "num_key_value_heads 16",
+        "max_position_embeddings unlimited",
+        "intermediate_size 8192",
+        "torch_dtype bfloat16",
+        "tie_word_embeddings false",
+    )
+    assert f"config.json does not say: {', '.join(taken)}" in text
+    assert json.loads(run(capsys, str(path), "-p", "h200-sxm", "--json")[1])["assumed"] == list(taken)
+    path.write_text(json.dumps({**given, "intermediate_size": 4096, "torch_dtype": "float16"}))
+    assert read_model(str(path), nothing).assumed == (taken[0], taken[1], taken[4])
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "deepseek-v3", "nemotron-super-49b", "jamba-1.5-mini", "qwen3.5-27b"])
+def test_nothing_is_assumed_of_a_whole_configuration(name: str) -> None:
+    assert read_model(config(name), nothing).assumed == ()
+
+
+def test_a_cache_without_any_size_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"hidden_size": 2048, "num_hidden_layers": 16, "vocab_size": 32000}))
+    with pytest.raises(UsageError, match="num_attention_heads is missing"):
+        read_model(str(path), nothing)
+
+
+def test_a_local_source_as_specs_name_it(tiny_model: Path) -> None:
+    named, plain = read_model(f"local:{tiny_model}", nothing), read_model(str(tiny_model), nothing)
+    assert (named.weights, named.shape, named.seen) == (plain.weights, plain.shape, plain.seen)
+    with pytest.raises(UsageError, match="no such file or directory"):
+        read_model("local:/nowhere", nothing)

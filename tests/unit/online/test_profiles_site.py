@@ -14,6 +14,7 @@ from airbundle.choose import EnginePlan, Request, plan_engine
 from airbundle.cli import cli
 from airbundle_onsite.contract.fingerprint import Fingerprint, GpuFacts
 from airbundle_onsite.contract.record import decode_json, encode
+from airbundle_onsite.errors import UsageError
 from unit.onsite.hosts import gpus, h100, host
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -91,6 +92,19 @@ def test_what_is_no_fingerprint_is_named(tmp_path: Path) -> None:
     path.write_text('{"gpus": 2}')
     done = CliRunner().invoke(cli, ["profiles", "match", str(path)])
     assert done.exit_code != 0 and "no fingerprint" in str(done.exception)
+
+
+def test_another_document_is_told_in_a_sentence_and_a_torn_fingerprint_in_detail(tmp_path: Path) -> None:
+    path = GOLDEN / "configs" / "qwen2.5-7b.json"
+    done = CliRunner().invoke(cli, ["profiles", "match", str(path)])
+    assert isinstance(done.exception, UsageError)
+    assert done.exception.summary == f"{path} is no fingerprint, but another document"
+    assert not done.exception.details
+    torn = {key: value for key, value in json.loads(FILE.read_text()).items() if key != "cpu"}
+    (tmp_path / "torn.json").write_text(json.dumps(torn))
+    done = CliRunner().invoke(cli, ["profiles", "match", str(tmp_path / "torn.json")])
+    assert isinstance(done.exception, UsageError)
+    assert list(done.exception.details) == ["cpu: required, but missing"]
 
 
 def test_a_failed_driver_still_matches_something() -> None:
