@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -100,7 +101,11 @@ def build(
     rollback = difference.rollback if difference else None
     final = output / directory_name(lock.spec.bundle.name, lock.spec.bundle.version, rollback)
     if final.exists() and not replace:
-        raise UsageError(f"{final} exists already", remedy="give the bundle a new version, or replace it with --force")
+        raise UsageError(
+            f"{final} exists already",
+            remedy=f"give the bundle a new version with --set bundle.version={next_version(lock.spec.bundle.version)}, "
+            "or replace it with --force",
+        )
     engine = engines.create(lock.spec.engine.name)
     plans = engine.plans(lock)
     require_images(plans, lock.images)
@@ -139,6 +144,14 @@ def _require_cached(lock: BundleLock, cache: Cache) -> None:
 def directory_name(name: str, version: str, rollback: Rollback | None = None) -> str:
     """What a bundle's directory is called; one that leads back says so, since the full one has the plain name."""
     return f"{name}-{version}" + (f"-from-{rollback.version}" if rollback else "")
+
+
+def next_version(version: str) -> str:
+    """A version that could follow: the last number in it, plus one; with ``-v2`` when there is none."""
+    found = re.search(r"(\d+)(\D*)$", version)
+    if found is None:
+        return f"{version}-v2"
+    return f"{version[: found.start()]}{int(found[1]) + 1:0{len(found[1])}}{found[2]}"
 
 
 def require_images(plans: Sequence[LaunchPlan], images: Sequence[LockedImage]) -> None:

@@ -33,7 +33,7 @@ _LOWEST_PORT, _HIGHEST_PORT = 1, 65535
 _EPILOG = """\
 exit codes: 0 fine, 1 unexpected, 2 usage, 3 preflight or fingerprint failed, 4 only warnings (with --strict),
 5 integrity, 6 signature or trust, 7 deploy failed and the previous release answers, 8 deploy failed or nothing
-running, 9 busy"""
+running, 9 busy, 10 nothing could be fetched"""
 
 
 def main(
@@ -102,7 +102,7 @@ def _refused(error: OSError) -> AirbundleError:
 
 
 def _run(words: list[str], world: World, console: Console) -> ExitCode:
-    parser = _parser()
+    parser = _parser(started_by_installer=words[:1] == ["--bundle"])
     if any(word in ("-h", "--help") for word in words):
         console.result(parser.format_help().rstrip())
         return ExitCode.OK
@@ -147,9 +147,9 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(message, remedy="--help lists every option")
 
 
-def _parser() -> _Parser:
+def _parser(*, started_by_installer: bool = False) -> _Parser:
     parser = _Parser(
-        prog="airbundlectl",
+        prog=f"bash {layout.INSTALLER}" if started_by_installer else "airbundlectl",
         description="Verifies and installs a bundle, and manages what is installed. Each action can also be written "
         "as a word: airbundlectl status.",
         epilog=_EPILOG,

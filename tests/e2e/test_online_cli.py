@@ -39,6 +39,8 @@ def test_init_writes_a_spec_that_loads(tmp_path, kind):
     path = tmp_path / "mine.toml"
     airbundle("init", path, "--kind", kind).check()
     assert "exists already" in airbundle("init", path).check(2).err
+    schema = path.read_text().partition("#:schema ")[2].split()[0]
+    assert json.loads((tmp_path / schema).read_text())["title"] == "airbundle spec"
     said = airbundle("lock", path, "--set", 'target.profile="cpu-x86_65"', "--json")
     assert said.code in (2, 10) and "cpu-x86_64" in said.err
 
@@ -73,7 +75,8 @@ def test_plan_build_inspect_and_verify(office, tmp_path):
     assert airbundle("inspect", bundle, "--json").check().json["version"] == "v1"
     assert all(check["status"] != "fail" for check in airbundle("verify", bundle, "--json").check().json)
     assert airbundle("verify", bundle, "--strict").code == 4, "an unsigned bundle is a warning"
-    assert "exists already" in airbundle("build", spec, "-o", dist).check(2).err
+    again = airbundle("build", spec, "-o", dist).check(2)
+    assert "exists already" in again.err and "--set bundle.version=v2" in again.err
 
     part = bundle / "payload.tar.001"
     data = bytearray(part.read_bytes())
@@ -161,6 +164,17 @@ def test_the_cache_says_what_it_holds_and_forgets_on_request(office, tmp_path):
     airbundle("build", spec, "-o", tmp_path / "again", "--cache", cache).check()
     airbundle("cache", "prune", "--cache", cache).check()
     assert airbundle("cache", "info", "--cache", cache, "--json").check().json["files"] == 0
+
+
+def test_a_file_where_a_bundle_is_wanted_is_told_what_it_is(tmp_path):
+    spec, tar, other = (tmp_path / name for name in ("mine.toml", "mine-v1.tar", "note.txt"))
+    for path in (spec, tar, other):
+        path.write_text("x")
+    for words in (("inspect",), ("verify",), ("rehearse",), ("diff", tmp_path), ("split",)):
+        said = airbundle(*words, spec).check(2)
+        assert "is a spec, and no bundle yet" in said.err and f"airbundle build {spec}" in said.err
+    assert "tar -xf mine-v1.tar" in airbundle("inspect", tar).check(2).err
+    assert "is a directory" in airbundle("inspect", other, "--json").check(2).json["summary"]
 
 
 def test_an_unknown_word_is_a_usage_error():

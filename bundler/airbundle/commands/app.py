@@ -14,6 +14,7 @@ import click
 from airbundle.cache import Cache, default_root
 from airbundle.console import Console
 from airbundle.sources.base import SourceContext
+from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult, exit_code
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import ExitCode, UsageError
@@ -66,6 +67,34 @@ def with_app(command: Callable[..., None]) -> Callable[..., None]:
         command(App(Console(quiet=quiet), Cache(cache or default_root()), as_json), **arguments)
 
     return wrapped
+
+
+class _BundlePath(click.Path):
+    """The directory of a bundle; a file in its place is told what it probably is."""
+
+    def convert(
+        self, value: str | os.PathLike[str], param: click.Parameter | None, context: click.Context | None
+    ) -> Path:
+        path = Path(value)
+        if not path.is_file():
+            return path
+        if path.suffix == ".toml":
+            raise UsageError(
+                f"{path} is a spec, and no bundle yet",
+                remedy=f"`airbundle plan {path}` shows what it asks for, and `airbundle build {path}` builds it",
+            )
+        if path.suffix == ".tar":
+            raise UsageError(
+                f"{path} is a file, and a bundle is a directory", remedy=f"unpack it first: tar -xf {path.name}"
+            )
+        raise UsageError(
+            f"{path} is a file, and a bundle is a directory",
+            remedy=f"name the directory that holds {layout.INSTALLER} and {layout.MANIFEST}",
+        )
+
+
+BUNDLE = _BundlePath()
+"""Type of an argument that names a bundle."""
 
 
 def spec_options(command: _F, *, required: bool = True) -> _F:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from airbundle import resolve
-from airbundle.commands.app import App, with_app
+from airbundle.commands.app import BUNDLE, App, with_app
 from airbundle.contract.lock import BundleLock
 from airbundle.delta.base import Known, read_base
 from airbundle.delta.compare import compare, comparison_text
@@ -159,8 +159,8 @@ def difference_text(manifest: BundleManifest) -> list[str]:
 
 
 @click.command("diff")
-@click.argument("before", metavar="A", type=click.Path(path_type=Path))
-@click.argument("after", metavar="B", type=click.Path(path_type=Path))
+@click.argument("before", metavar="A", type=BUNDLE)
+@click.argument("after", metavar="B", type=BUNDLE)
 @with_app
 def diff_command(app: App, before: Path, after: Path) -> None:
     """Show what differs between the bundles A and B: packages, flags, images, tensors, tests, needs, bytes."""

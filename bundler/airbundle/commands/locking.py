@@ -13,6 +13,7 @@ from airbundle.commands.difference import base_options, difference_of, wanted
 from airbundle.contract.lock import BundleLock
 from airbundle.contract.spec import BundleSpec
 from airbundle.planview import plan_build, plan_text
+from airbundle.specschema import SCHEMA_FILE, schema_bytes
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.system import SystemClock
@@ -24,14 +25,17 @@ from airbundle_onsite.units import human_bytes
 @click.option("--kind", type=click.Choice(["venv", "docker", "base-wheels"]), default="venv", show_default=True)
 @with_app
 def init(app: App, path: Path, kind: str) -> None:
-    """Write a starter spec to PATH."""
+    """Write a starter spec to PATH, and beside it the schema by which an editor completes and checks it."""
     if path.exists():
         raise UsageError(f"{path} exists already", remedy="name another file")
+    schema = path.with_name(SCHEMA_FILE)
     try:
         path.write_text(spec.starter_spec(kind), encoding="utf-8")
+        if not schema.exists():
+            schema.write_bytes(schema_bytes())
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}", remedy="name a file that can be written") from error
-    app.result(f"{path} written: edit it, then run `airbundle plan {path}`", {"spec": str(path)})
+    app.result(f"{path} written: edit it, then run `airbundle plan {path}`", {"spec": str(path), "schema": str(schema)})
 
 
 @click.command()

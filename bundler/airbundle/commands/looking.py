@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from airbundle.commands.app import App, finish, read_file, with_app
+from airbundle.commands.app import BUNDLE, App, finish, read_file, with_app
 from airbundle.inspection import manifest_text
 from airbundle.rehearse import run as rehearsal
 from airbundle_onsite.contract.checks import CheckResult
@@ -21,7 +21,7 @@ from airbundle_onsite.verify.parts import check_parts
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @with_app
 def inspect(app: App, bundle: Path) -> None:
     """Show what BUNDLE holds; its small files are checked, its parts are not read."""
@@ -31,7 +31,7 @@ def inspect(app: App, bundle: Path) -> None:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--strict", is_flag=True, help="Exit code 4 when anything warned.")
 @click.option("--allowed-signers", type=click.Path(path_type=Path), help="Accept only the signers this file names.")
 @with_app
@@ -53,7 +53,7 @@ def _needed(manifest: BundleManifest) -> list[CheckResult]:
 
 
 @click.command("rehearse")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--allow", multiple=True, metavar="NAME", help="A name or address that may be asked for (* for any).")
 @click.option("--watch", type=click.FloatRange(0), default=rehearsal.WATCH_SECONDS, help="Seconds to listen when idle.")
 @click.option("--dir", "directory", type=click.Path(), default="", help="Where to install meanwhile (beside BUNDLE).")

@@ -11,7 +11,7 @@ import click
 from airbundle import push as registry
 from airbundle import repair as repairs
 from airbundle import splitting
-from airbundle.commands.app import App, read_file, size, with_app
+from airbundle.commands.app import BUNDLE, App, read_file, size, with_app
 from airbundle.commands.signing import open_keys, signing_options
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import UsageError
@@ -22,7 +22,7 @@ _INSECURE = click.option("--insecure", is_flag=True, help="Speak http to a regis
 
 
 @click.command("repair")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--request", required=True, type=click.Path(path_type=Path), help="What the site wrote.")
 @_OUTPUT
 @with_app
@@ -33,7 +33,7 @@ def repair_command(app: App, bundle: Path, request: Path, output: Path) -> None:
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--part-size", type=size, required=True, help="Bytes per part, as 56MB.")
 @click.option("--allowed-signers", type=click.Path(path_type=Path), help="Who must have signed BUNDLE.")
 @_OUTPUT
@@ -47,7 +47,7 @@ def split(
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.option("--tar", "tar_file", type=click.Path(path_type=Path), help="One tar file of the whole directory instead.")
 @click.option("--allowed-signers", type=click.Path(path_type=Path), help="Who must have signed BUNDLE.")
 @_OUTPUT
@@ -105,7 +105,7 @@ def _repart(
 
 
 @click.command("push")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @click.argument("target", metavar="registry:HOST/REPOSITORY:TAG")
 @_INSECURE
 @with_app

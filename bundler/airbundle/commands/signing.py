@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from airbundle import signing
-from airbundle.commands.app import App, with_app
+from airbundle.commands.app import BUNDLE, App, with_app
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.system import SystemRunner
@@ -65,7 +65,7 @@ def keygen(app: App, path: Path | None, comment: str, no_passphrase: bool) -> No
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("bundle", type=BUNDLE)
 @signing_options
 @click.option("--replace", is_flag=True, help="Drop the signatures of other keys.")
 @with_app

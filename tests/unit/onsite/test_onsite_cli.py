@@ -16,7 +16,7 @@ from airbundle_onsite.console import Console
 from airbundle_onsite.contract.launch import LaunchPlan
 from airbundle_onsite.deploy.redact import redact
 from airbundle_onsite.deploy.world import real_world
-from airbundle_onsite.errors import UsageError
+from airbundle_onsite.errors import ExitCode, UsageError
 from parts.bundles import flip, make_bundle
 from parts.process import free_port
 
@@ -81,6 +81,13 @@ def test_a_wrong_word_is_named(words: list[str], named: str) -> None:
     code, out, err = _main(*words)
     assert (code, out) == (2, "")
     assert named in err
+
+
+def test_help_names_the_program_that_was_started_and_every_exit_code() -> None:
+    for words, program in ((("--help",), "airbundlectl"), (("--bundle", "/b", "--help"), "bash install.sh")):
+        out = _main(*words)[1]
+        assert out.startswith(f"usage: {program} ")
+        assert all(f"{code.value} " in out.partition("exit codes:")[2] for code in ExitCode)
 
 
 def test_help_and_version_are_results() -> None:
