@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import field
@@ -109,6 +110,34 @@ def shape_facts(metadata: Mapping[str, Any]) -> Mapping[str, str]:
         if key.startswith(f"{architecture}.")
     }
     return {**facts, "architecture": architecture, "vocabulary": str(metadata.get("tokenizer.ggml.tokens", 0))}
+
+
+_LAYER = re.compile(r"blk\.(\d+)\.")
+
+
+def layer_facts(header: GgufHeader) -> Mapping[str, str]:
+    """Bytes of each layer, of the embedding, and of the output; none for a file of several, or of unmeasured types.
+
+    An output that is tied to the embedding has no tensor of its own, and engines keep a second copy.
+    """
+    if int(header.metadata.get("split.count", 1) or 1) > 1 or not header.sizes or not all(header.sizes.values()):
+        return {}
+    layers: dict[int, int] = {}
+    embedding, output = 0, 0
+    for name, size in header.sizes.items():
+        found = _LAYER.match(name)
+        if found:
+            layers[int(found[1])] = layers.get(int(found[1]), 0) + size
+        elif name == "token_embd.weight":
+            embedding += size
+        else:
+            output += size
+    if sorted(layers) != list(range(len(layers))):
+        return {}
+    if "output.weight" not in header.sizes:
+        output += embedding
+    listed = ",".join(str(layers[index]) for index in range(len(layers)))
+    return {"layer_bytes": listed, "embedding_bytes": str(embedding), "output_bytes": str(output)}
 
 
 class _Reader:

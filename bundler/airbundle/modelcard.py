@@ -11,7 +11,7 @@ from typing import Any
 from airbundle import customcode, quantization
 from airbundle.cache import Cache
 from airbundle.contract.lock import LockedModel
-from airbundle.gguf import GgufError, GgufHeader, read_header, shape_facts
+from airbundle.gguf import GgufError, GgufHeader, layer_facts, read_header, shape_facts
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
 
@@ -61,7 +61,7 @@ def from_gguf(header: GgufHeader) -> dict[str, Any]:
     return {
         "quantization": quantization.of_gguf(header),
         "chat_template": _gguf_template(header),
-        "facts": shape_facts(header.metadata),
+        "facts": {**shape_facts(header.metadata), **layer_facts(header)},
     }
 
 

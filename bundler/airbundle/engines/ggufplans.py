@@ -1,18 +1,25 @@
-"""Memory of a GGUF model on llama.cpp, and the cases of it that launch plans are made for: all asked for, and less."""
+"""Memory of a GGUF model on llama.cpp, and the cases of it that launch plans are made for: all asked for, and less.
+
+A model that is larger than the profile's GPUs is divided between them and the processor, unless the spec's policy is
+that a downgrade fails.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airbundle.contract.lock import BundleLock, LockedModel
 from airbundle.memory.budget import Device, Load, MemoryPlan, plan_memory
 from airbundle.memory.ggufshape import shape_of_gguf
-from airbundle.memory.kv import KvDtype
+from airbundle.memory.kv import KvDtype, KvLayout
+from airbundle.memory.offload import Offload, fill_gpu, sizes_from, speed_text, token_rate
 from airbundle.memory.shape import ModelShape
 from airbundle.memory.weights import Tensor, plan_weights
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
+from airbundle_onsite.units import human_bytes
 
 MIB = 1 << 20
 PROGRAM = 64 * MIB  # the interpreter or server itself, measured at 40 to 60 MiB
@@ -62,6 +69,7 @@ class Case:
         gpus: 0 for the CPU.
         memory: that it takes.
         given_up: of what was asked for; empty for nothing.
+        offload: layers on the GPUs when not all of them fit; None for all.
     """
 
     id: str
@@ -71,6 +79,7 @@ class Case:
     gpus: int
     memory: Memory
     given_up: str = ""
+    offload: Offload | None = None
 
     def reason(self, text: str) -> str:
         """A flag's reason, with what was given up."""
@@ -81,6 +90,9 @@ class Case:
         """What it asks of a host: GPUs, bytes of each, bytes of the host."""
         if not self.gpus:
             return 0, 0, self.memory.total
+        if self.offload is not None:
+            each = -(-self.offload.on_gpu // self.gpus) + self.memory.compute + DRIVER
+            return self.gpus, each, self.memory.beside_gpus + self.offload.on_host
         return self.gpus, self.memory.on_each(self.gpus), self.memory.beside_gpus
 
 
@@ -183,7 +195,61 @@ def cases(lock: BundleLock, model: LockedModel, smaller: tuple[KvDtype, ...], sh
         room = int(lock.profile.gpu.memory * _ROOM)
         fewer = _ladder(lock, model, gpus // 2, smaller, shortens)
         found += [case for case in fewer if case.demand[1] <= room][:1]
+    found += _divided(lock, model, gpus, ladder, smaller)
     return tuple(_distinct(found))
+
+
+def _divided(
+    lock: BundleLock, model: LockedModel, gpus: int, whole: Sequence[Case], smaller: tuple[KvDtype, ...]
+) -> list[Case]:
+    """Cases with some layers on the host, where the profile's GPUs hold no case with all of them.
+
+    Raises:
+        UsageError: the spec's policy refuses that, or the GPUs are of no use at all.
+    """
+    gpu, shape = lock.profile.gpu, shape_of(model.facts)
+    if gpu is None or not gpus or shape is None:
+        return []
+    room = int(gpu.memory * _ROOM)
+    if any(case.demand[1] <= room for case in whole):
+        return []
+    least = min(case.demand[1] for case in whole)
+    against = (
+        f"model {model.served_name} does not fit {gpus} GPU{'s' if gpus > 1 else ''} of profile {lock.profile.id}: "
+        f"{human_bytes(least)} are needed of each at least, and {human_bytes(room)} can be had"
+    )
+    if lock.spec.serving.downgrade == "fail":
+        raise UsageError(
+            f'{against}; layers on the host are a downgrade, and serving.downgrade is "fail"',
+            remedy='a smaller quantisation, more or larger GPUs, or serving.downgrade = "warn" for a slower service',
+        )
+    serving = lock.spec.serving
+    steps: list[tuple[int, KvDtype]] = [(serving.concurrency, "bf16"), (1, (smaller or ("bf16",))[0])]
+    found = [_part(lock, model, shape, gpus, room, slots, kv_dtype) for slots, kv_dtype in dict.fromkeys(steps)]
+    useful = [case for case in found if case.offload is not None and case.offload.layers]
+    if not useful:
+        raise UsageError(
+            f"{against}; not even one layer fits beside the compute buffers",
+            remedy="name a profile without GPUs, larger GPUs, or a shorter serving.context",
+        )
+    return useful
+
+
+def _part(
+    lock: BundleLock, model: LockedModel, shape: ModelShape, gpus: int, room: int, slots: int, kv_dtype: KvDtype
+) -> Case:
+    case = _case(lock, model, gpus, lock.spec.serving.context, slots, kv_dtype)
+    beside = case.memory.weights - _size(model)
+    free = (room - case.memory.compute - DRIVER) * gpus - beside
+    layout = KvLayout(kv_dtype, paging="slots", batched_tokens=_UBATCH, conv_bytes=4, state_bytes=4)
+    made = fill_gpu(shape, sizes_from(model.facts, shape, _size(model)), case.context, slots, free, layout)
+    made = dataclasses.replace(made, on_gpu=made.on_gpu + beside)
+    assert lock.profile.gpu is not None
+    rate = speed_text(token_rate(made, shape, lock.profile.gpu.bandwidth))
+    where = f"{made.layers} of {made.most} layers on the GPU{'s' if gpus > 1 else ''}"
+    told = f"{where}, and {human_bytes(made.on_host)} of the model on the host, which then sets the pace: {rate}"
+    given = " and ".join(text for text in (case.given_up, told) if text)
+    return dataclasses.replace(case, id=f"{case.id}-{made.layers}l", given_up=given, offload=made)
 
 
 def _ladder(

@@ -78,7 +78,7 @@ class LlamaCpp:
             port=lock.spec.serving.port,
             needs=_needs(lock, case),
             readiness=Readiness(load_seconds=120 + 2 * case.memory.weights // _LOAD_RATE),
-            log_patterns=_log_patterns(lock, case.gpus),
+            log_patterns=_log_patterns(lock, case),
             knobs=_KNOBS,
             flags=tuple(flag for flag in flags if flag.reason),
         )
@@ -198,7 +198,9 @@ def _flags(lock: BundleLock, case: Case) -> list[Flag]:
         reason = "a cache of 16 bits takes about twice the memory"
         flags += [Flag(name, case.kv_dtype, reason, _HELP) for name in ("--cache-type-k", "--cache-type-v")]
         flags.append(Flag("--flash-attn", "on", "a quantised cache of values needs it", _HELP))
-    if case.gpus:
+    if case.offload is not None:
+        flags.append(Flag("--gpu-layers", str(case.offload.layers), f"the GPU's memory holds no more: {case.given_up}"))
+    elif case.gpus:
         flags.append(Flag("--gpu-layers", "999", "every layer on the GPU; layers left on the CPU slow each token"))
     flags += _beside(lock)
     return _with_own(flags, lock.spec.engine.flags)
@@ -208,7 +210,7 @@ def _cpu(lock: BundleLock, case: Case) -> list[Flag]:
     """Threads and NUMA. With the weights on GPUs the processor does little, and the default stands."""
     reason = "physical cores: generation is bound by memory, and hyper-threads only contend"
     nodes = lock.profile.numa_nodes
-    if case.gpus or nodes == 1:
+    if (case.gpus and case.offload is None) or nodes == 1:
         return [Flag("--threads", "{threads}", reason)]
     if not nodes:
         reason += "; how many NUMA nodes the host has is known from its fingerprint only, so --numa keeps its default"
@@ -297,8 +299,9 @@ def _launcher() -> bytes:
     return (data_dir("templates") / "engines" / LAUNCHER).read_bytes()
 
 
-def _log_patterns(lock: BundleLock, gpus: int) -> tuple[LogPattern, ...]:
-    patterns = (*_PATTERNS, *(_WHEEL_PATTERNS if lock.wheels else ()), *(_GPU_PATTERNS if gpus else ()))
+def _log_patterns(lock: BundleLock, case: Case) -> tuple[LogPattern, ...]:
+    gpu = (*_GPU_PATTERNS, _other_layers(case)) if case.gpus else ()
+    patterns = (*_PATTERNS, *(_WHEEL_PATTERNS if lock.wheels else ()), *gpu)
     policy = lock.spec.serving.downgrade
     return tuple(dataclasses.replace(each, level=policy) if each.id in _SILENT else each for each in patterns)
 
@@ -347,7 +350,20 @@ _PATTERNS = (
     ),
 )
 
-_SILENT = ("llama.context-capped", "llama.context-overflow")
+
+def _other_layers(case: Case) -> LogPattern:
+    """Matches only when not as many layers are on the GPU as were planned."""
+    planned = f"(?!{case.offload.layers}/)" if case.offload is not None else r"(?!(\d+)/\1 )"
+    return LogPattern(
+        "llama.offloaded-otherwise",
+        rf"offloaded {planned}(?P<offloaded>\d+)/(?P<layers>\d+) layers to GPU",
+        "warn",
+        "not as many layers are on the GPU as were planned",
+        "free the GPU's memory of other programs, and start again; or set engine.flags --gpu-layers",
+    )
+
+
+_SILENT = ("llama.context-capped", "llama.context-overflow", "llama.offloaded-otherwise")
 """Patterns of a downgrade that the spec's policy judges; those above and below that fail do so under any."""
 
 _WHEEL_PATTERNS = (
@@ -374,6 +390,14 @@ _GPU_PATTERNS = (
         "fail",
         "the engine found no GPU and computes on the CPU",
         "check the driver and the container toolkit, and that the image is built for this GPU's vendor",
+    ),
+    LogPattern(
+        "llama.gpu-lost",
+        r"CUDA error: (?:unknown error|no CUDA-capable device is detected|the launch timed out)|GPU is lost",
+        "fail",
+        "the engine cannot reach the GPU that it was given",
+        "airbundlectl --start restarts it; in a container this follows `systemctl daemon-reload` where devices are "
+        "given by NVIDIA's hook: give them by CDI",
     ),
 )
 
