@@ -354,7 +354,12 @@ def run_prune(site: Site, options: Options) -> Report:
 
 def run_uninstall(site: Site, options: Options) -> Report:
     """Remove one version, or all of them."""
-    return _removed(operate.uninstall(site, _name(site, options), options.value))
+    report = _removed(operate.uninstall(site, _name(site, options), options.value))
+    pinned = signers.pinned_file(site)
+    if site.store.bundles() or not pinned.exists():
+        return report
+    said = f"kept: {pinned}, which names the signers that were accepted here; remove it to be asked anew"
+    return Report(f"{report.text}\n{said}", {**to_plain(report.data), "kept": [str(pinned)]})
 
 
 def run_support(site: Site, options: Options) -> Report:

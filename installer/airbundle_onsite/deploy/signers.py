@@ -45,6 +45,11 @@ class TrustOptions:
     yes: bool = False
 
 
+def pinned_file(site: Site) -> Path:
+    """Where the signers that a person accepted are written down; it may not be there."""
+    return site.layout.base / _PINNED
+
+
 class Signers:
     """The signers of one site, for one run.
 
@@ -60,7 +65,7 @@ class Signers:
 
     def __init__(self, site: Site, options: TrustOptions, machine: Path = Path(layout.TRUST_FILE)) -> None:
         self._site, self._options, self._machine = site, options, machine
-        self._own = site.layout.base / _PINNED
+        self._own = pinned_file(site)
         self._path, self._allowed = self._find()
         self._named = (*options.accept, *options.replace)
         self._asked = False

@@ -64,7 +64,15 @@ def _archived(path: str) -> str:
 
 def _manifest_entry(image: ImageEntry) -> dict[str, object]:
     config, *layers = (_archived(blob_path(digest)) for digest in _digests(image))
-    return {"Config": config, "RepoTags": [image.name], "Layers": layers}
+    return {"Config": config, "RepoTags": [qualified(image.name)], "Layers": layers}
+
+
+def qualified(name: str) -> str:
+    """An image's name with its host, as docker reads it by itself; podman would take ``localhost`` for one without."""
+    first, slash, _ = name.partition("/")
+    if slash and (set(first) & {".", ":"} or first == "localhost"):
+        return name
+    return f"docker.io/{name}" if slash else f"docker.io/library/{name}"
 
 
 def _entry(name: str, data: bytes) -> Iterator[bytes]:

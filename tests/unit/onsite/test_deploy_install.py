@@ -240,6 +240,17 @@ def test_uninstall_leaves_nothing_running(one: Site) -> None:
     assert (done.code, one.answer(), one.engines()) == (0, None, []), done
     assert one.run("status").code == 8
     assert not list((one.root / "releases").glob("*"))
+    assert "kept:" not in done.out
+
+
+def test_uninstall_says_that_the_signers_stay(one: Site, bundles: dict[str, Path]) -> None:
+    assert one.install(bundles["v2"]).code == 0
+    pinned = one.root / "allowed_signers"
+    pinned.touch()
+    assert "kept" not in one.run("uninstall", "v1", "--yes").out  # v2 still needs them
+    done = one.run("uninstall", "--yes", "--json")
+    assert done.json["kept"] == [str(pinned)], done
+    assert pinned.exists()
 
 
 def test_everything_is_readable_by_others_whatever_the_umask(empty: Site, bundles: dict[str, Path]) -> None:

@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 
 import runtime_samples as samples
+from airbundle.oci import reference
 from airbundle_onsite.contract.artifacts import ImageEntry, Layer
 from airbundle_onsite.contract.launch import Mount
 from airbundle_onsite.dockerapi import DockerError
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.runtimes import docker_config as config
 from airbundle_onsite.runtimes.base import Blob
-from airbundle_onsite.runtimes.docker_archive import docker_archive
+from airbundle_onsite.runtimes.docker_archive import docker_archive, qualified
 from airbundle_onsite.runtimes.docker_network import check_sealed, ensure_network, kernel_routes
 from airbundle_onsite.runtimes.values import is_loopback, physical_cores
 
@@ -300,9 +301,23 @@ def test_the_archive_holds_manifest_configuration_and_layers_once() -> None:
         assert layer.read() == b"c" * 600
     assert manifest[1] == {
         "Config": f"blobs/sha256/{'f' * 64}",
-        "RepoTags": ["b:2"],
+        "RepoTags": ["docker.io/library/b:2"],
         "Layers": [f"blobs/sha256/{'b' * 64}"],
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("b:2", "docker.io/library/b:2"),
+        ("vllm/vllm-openai:v1", "docker.io/vllm/vllm-openai:v1"),
+        ("ghcr.io/org/engine:1", "ghcr.io/org/engine:1"),
+        ("host:5000/engine:1", "host:5000/engine:1"),
+        ("localhost/engine:1", "localhost/engine:1"),
+    ],
+)
+def test_both_halves_give_an_image_the_same_whole_name(name: str, whole: str) -> None:
+    assert qualified(name) == reference.qualified(name) == whole
 
 
 def test_blobs_beyond_eight_gibibytes_have_a_size_that_docker_reads() -> None:
