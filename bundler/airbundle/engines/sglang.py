@@ -2,50 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from airbundle.choose import EnginePlan
 from airbundle.contract.lock import BundleLock
 from airbundle.engines import planned
-from airbundle.engines.recipes import probe_tries
-from airbundle.engines.trying import Try
-from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan
+from airbundle.engines.gpuengine import GpuEngine
+from airbundle_onsite.contract.launch import Flag, Knob
 
 NAME = "sglang"
-PACKAGE = "sglang"
 
 
-def create() -> Sglang:
+def create() -> GpuEngine:
     """See `airbundle.engines.base`."""
-    return Sglang()
+    return GpuEngine(NAME, _command, _KNOBS, _require)
 
 
-class Sglang:
-    """See `airbundle.engines.base.Engine`."""
-
-    name = NAME
-
-    def version(self, lock: BundleLock) -> str:
-        """The wheel's, the spec's, or the image tag's."""
-        return planned.engine_version(lock, PACKAGE)
-
-    def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
-        """A plan for what was asked for, and its neighbours. Raises UsageError when it cannot work."""
-        planned.need_gpu(lock, "SGLang")
-        planned.need_wheel(lock, PACKAGE, "SGLang")
-        return planned.launch_plans(lock, NAME, self.version(lock), _command, _KNOBS)
-
-    def choice(self, lock: BundleLock) -> EnginePlan:
-        """See `airbundle.engines.base.Chooses`."""
-        return planned.choice(lock, NAME, self.version(lock))
-
-    def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
-        """None."""
-        return {}
-
-    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
-        """See `airbundle.engines.trying`."""
-        return probe_tries(NAME, plan)
+def _require(lock: BundleLock) -> None:
+    planned.need_gpu(lock, "SGLang")
+    planned.need_wheel(lock, NAME, "SGLang")
 
 
 def _command(lock: BundleLock, plan: EnginePlan) -> tuple[tuple[str, ...], tuple[Flag, ...]]:

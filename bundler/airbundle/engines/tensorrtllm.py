@@ -6,57 +6,31 @@ bound to the GPU model and the version that it was built with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from airbundle.choose import EnginePlan
 from airbundle.contract.lock import BundleLock
 from airbundle.engines import planned
-from airbundle.engines.recipes import probe_tries
-from airbundle.engines.trying import Try
-from airbundle_onsite.contract.launch import Flag, Knob, LaunchPlan
+from airbundle.engines.gpuengine import GpuEngine
+from airbundle_onsite.contract.launch import Flag, Knob
 from airbundle_onsite.errors import UsageError
 
 NAME = "tensorrt-llm"
 CONFIG = "trtllm.yaml"
 
 
-def create() -> TensorRtLlm:
+def create() -> GpuEngine:
     """See `airbundle.engines.base`."""
-    return TensorRtLlm()
+    return GpuEngine(NAME, _command, _KNOBS, _require, {CONFIG: b"return_perf_metrics: true\n"})  # has no option
 
 
-class TensorRtLlm:
-    """See `airbundle.engines.base.Engine`."""
-
-    name = NAME
-
-    def version(self, lock: BundleLock) -> str:
-        """The spec's, or the image tag's."""
-        return planned.engine_version(lock, "tensorrt-llm")
-
-    def plans(self, lock: BundleLock) -> tuple[LaunchPlan, ...]:
-        """A plan for what was asked for, and its neighbours. Raises UsageError when it cannot work."""
-        planned.need_gpu(lock, "TensorRT-LLM")
-        if lock.spec.runtime.kind != "docker":
-            raise UsageError(
-                "TensorRT-LLM runs from its image only: its packages on PyPI fetch the real ones while they are built",
-                remedy='set runtime.kind = "docker" and [image] to NVIDIA\'s release image',
-            )
-        _refuse_prebuilt(lock)
-        _refuse_beside(lock)
-        return planned.launch_plans(lock, NAME, self.version(lock), _command, _KNOBS)
-
-    def choice(self, lock: BundleLock) -> EnginePlan:
-        """See `airbundle.engines.base.Chooses`."""
-        return planned.choice(lock, NAME, self.version(lock))
-
-    def config_files(self, lock: BundleLock) -> Mapping[str, bytes]:
-        """The settings that have no option: metrics."""
-        return {CONFIG: b"return_perf_metrics: true\n"}
-
-    def rehearsal_tries(self, plan: LaunchPlan) -> Sequence[Try]:
-        """See `airbundle.engines.trying`."""
-        return probe_tries(NAME, plan)
+def _require(lock: BundleLock) -> None:
+    planned.need_gpu(lock, "TensorRT-LLM")
+    if lock.spec.runtime.kind != "docker":
+        raise UsageError(
+            "TensorRT-LLM runs from its image only: its packages on PyPI fetch the real ones while they are built",
+            remedy='set runtime.kind = "docker" and [image] to NVIDIA\'s release image',
+        )
+    _refuse_prebuilt(lock)
+    _refuse_beside(lock)
 
 
 def _refuse_prebuilt(lock: BundleLock) -> None:
