@@ -6,6 +6,7 @@ always give the same bytes.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import tarfile
@@ -43,6 +44,7 @@ class Member:
         content: where its bytes are: a file, the bytes themselves, or ranges of files that make it when joined.
         segments: for a file that takes bytes from a base: what it is made of, in order. The offset of a segment
             without a base is within the content. Empty: it is packed whole.
+        carried: for a file that is compressed: ranges of files that hold what is packed of it, in order.
     """
 
     path: str
@@ -51,6 +53,7 @@ class Member:
     sha256: str
     content: Path | bytes | tuple[Extent, ...]
     segments: tuple[Segment, ...] = ()
+    carried: tuple[Extent, ...] = ()
 
     @property
     def runs(self) -> tuple[Segment, ...]:
@@ -62,7 +65,7 @@ class Member:
         made = []
         for segment in self.runs:
             if segment.base is None:
-                segment = Segment(segment.size, offset)
+                segment = dataclasses.replace(segment, offset=offset)
                 offset += segment.packed
             made.append(segment)
         return FileEntry(self.path, self.role, self.size, self.sha256, tuple(made))
@@ -191,7 +194,10 @@ def _tar_header(member: Member, mtime: int) -> bytes:
 def _copy_content(member: Member, writer: PartWriter) -> None:
     """Write what is packed of a member."""
     wanted = [segment for segment in member.runs if segment.base is None]
-    if isinstance(member.content, bytes):
+    if member.carried:
+        for extent in member.carried:
+            _copy_ranges(extent.path, [(extent.offset, extent.size)], writer)
+    elif isinstance(member.content, bytes):
         for segment in wanted:
             writer.write(member.content[segment.offset : segment.offset + segment.size])
     elif isinstance(member.content, Path):

@@ -12,6 +12,7 @@ from airbundle import __version__, engines
 from airbundle.assemble import PayloadPlan, plan_payload, write_payload
 from airbundle.bundledir import claimed, counter, outer_entries, publish, require_space, write_manifest, write_synced
 from airbundle.cache import Cache
+from airbundle.compress.members import Compression, compress_members
 from airbundle.contents import Contents, collect, lock_document
 from airbundle.contract.lock import BundleLock, LockedImage
 from airbundle.delta.thin import Difference, leave_out
@@ -25,7 +26,7 @@ from airbundle.smoketests import smoke_tests
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.launch import LaunchPlan
-from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving
+from airbundle_onsite.contract.manifest import SCHEMA_VERSION, BundleManifest, HostNeeds, Serving, features_of
 from airbundle_onsite.contract.payload import OuterFile, Payload
 from airbundle_onsite.contract.record import decode_json, record
 from airbundle_onsite.errors import FetchError, UsageError
@@ -38,11 +39,12 @@ PROOF_FILE = "closure-proof.json"
 
 @record
 class Built:
-    """A finished bundle: its directory, its manifest, and bytes of everything in it."""
+    """A finished bundle: its directory, its manifest, bytes of everything in it, and what compression did, if asked."""
 
     directory: Path
     manifest: BundleManifest
     size: int
+    compression: Compression | None = None
 
 
 def bundle_time(lock: BundleLock, environ: Mapping[str, str]) -> int:
@@ -75,6 +77,7 @@ def build(
     examine: Callable[[Path], Mapping[str, bytes]] | None = None,
     keys: Sequence[SigningKey] = (),
     difference: Difference | None = None,
+    compress: bool = False,
 ) -> Built:
     """Assemble a bundle from a lock whose files are all in the cache.
 
@@ -91,6 +94,7 @@ def build(
             name, go beside the parts. What it raises keeps the bundle from appearing.
         keys: sign it, last of all.
         difference: what the site has, and so is left out.
+        compress: compress weights that shrink.
 
     Raises:
         UsageError: the bundle exists, or the output is too small.
@@ -113,6 +117,9 @@ def build(
     contents = collect(lock, cache, own)
     if difference is not None:
         contents = leave_out(contents, lock, cache, difference, talk)
+    compression = compress_members(contents.members, cache, talk) if compress else None
+    if compression is not None:
+        contents = dataclasses.replace(contents, members=compression.members)
     inventory = take_inventory(lock, cache)
     created = bundle_time(lock, environ)
     payload_plan = plan_payload(contents.members, created)
@@ -128,7 +135,7 @@ def build(
         if keys:
             write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
         publish(partial, final)
-    return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()))
+    return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()), compression)
 
 
 def _require_cached(lock: BundleLock, cache: Cache) -> None:
@@ -233,7 +240,7 @@ def _manifest(
     created: int,
     outer: tuple[OuterFile, ...],
 ) -> BundleManifest:
-    spec = lock.spec
+    spec, files = lock.spec, payload_plan.entries()
     kept = sum(member.size for member in contents.members if member.role != "image")
     return BundleManifest(
         schema_version=SCHEMA_VERSION,
@@ -244,7 +251,7 @@ def _manifest(
         tool=f"airbundle {__version__}",
         payload=payload,
         outer=outer,
-        files=payload_plan.entries(),
+        files=files,
         needs=HostNeeds(
             profile=lock.profile,
             runtime=spec.runtime.kind,
@@ -261,6 +268,7 @@ def _manifest(
         provenance=_provenance(lock),
         bases=contents.bases,
         rollback=contents.rollback,
+        features=features_of(files),
     )
 
 

@@ -23,6 +23,7 @@ from airbundle.commands.difference import (
 from airbundle.commands.locking import fresh_lock
 from airbundle.commands.moving import tar_text
 from airbundle.commands.signing import open_keys, signed_text, signing_options
+from airbundle.compress.members import compression_text
 from airbundle.contract.lock import BundleLock
 from airbundle.data import data_dir
 from airbundle.delta.rebase import rebase
@@ -58,6 +59,9 @@ from airbundle_onsite.units import human_bytes
 @click.option("--unproven", is_flag=True, help="Build although the closure proof failed; the bundle says so.")
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--single", is_flag=True, help="One tar file of the whole bundle instead of its directory.")
+@click.option(
+    "--compress", type=click.Choice(["weights"]), help="Compress weights without loss; those that do not shrink stay."
+)
 @difference_options
 @signing_options
 @with_app
@@ -73,6 +77,7 @@ def build_command(
     unproven: bool,
     dry_run: bool,
     single: bool,
+    compress: str | None,
     sign_keys: Sequence[Path],
     base: Sequence[Path],
     base_skip: Sequence[str],
@@ -94,7 +99,16 @@ def build_command(
     if back_to is not None:
         if spec_path is not None or dry_run:
             raise UsageError("--rollback-to takes no SPEC and no --dry-run", remedy="name the older bundle or its lock")
-        built = _build_way_back(app, options, output, part_size=part_size, force=force, unproven=unproven, keys=keys)
+        built = _build_way_back(
+            app,
+            options,
+            output,
+            part_size=part_size,
+            force=force,
+            unproven=unproven,
+            keys=keys,
+            compress=bool(compress),
+        )
         _report_built(app, built, keys, single=single, force=force)
         return
     if spec_path is None:
@@ -115,6 +129,7 @@ def build_command(
         unproven=unproven,
         keys=keys,
         difference=difference_of(app, options),
+        compress=bool(compress),
     )
     _report_built(app, built, keys, single=single, force=force)
 
@@ -128,6 +143,7 @@ def _build_way_back(
     force: bool,
     unproven: bool,
     keys: Sequence[SigningKey],
+    compress: bool,
 ) -> Built:
     """A bundle that leads back, from the older one's bundle or its lock."""
     difference, lock = way_back(app, options)
@@ -142,6 +158,7 @@ def _build_way_back(
             talk=app.console,
             replace=force,
             keys=keys,
+            compress=compress,
         )
     return fetch_and_build(
         app,
@@ -153,12 +170,15 @@ def _build_way_back(
         unproven=unproven,
         keys=keys,
         difference=difference,
+        compress=compress,
     )
 
 
 def _report_built(app: App, built: Built, keys: Sequence[SigningKey], *, single: bool, force: bool) -> None:
     signers = [key.fingerprint for key in keys]
     data = {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest, "signed_by": signers}
+    if built.compression is not None:
+        data["compressed"] = {"saved": built.compression.saved, "weights": built.compression.weights}
     text = f"{built_text(built)}\n{signed_text(built.directory, signers)}"
     if single:
         file = built.directory.with_name(f"{built.directory.name}.tar")
@@ -195,6 +215,7 @@ def fetch_and_build(
     unproven: bool = False,
     keys: Sequence[SigningKey] = (),
     difference: Difference | None = None,
+    compress: bool = False,
 ) -> Built:
     """Fetch what the cache lacks, prove that it all fits together and the target, and assemble."""
     context = app.context(spec_path.absolute().parent)
@@ -216,6 +237,7 @@ def fetch_and_build(
         examine=rehearse if rehearsed else None,
         keys=keys,
         difference=difference,
+        compress=compress or bool(made.spec.bundle.compress),
     )
 
 
@@ -225,6 +247,7 @@ def built_text(built: Built) -> str:
     lines = [
         f"{built.directory}: {human_bytes(built.size)} in {parts} part{'s' if parts > 1 else ''}",
         *difference_text(built.manifest),
+        *(compression_text(built.compression) if built.compression else ()),
         f"Copy the whole directory to the site, then there: bash {layout.INSTALLER} --verify",
     ]
     return "\n".join(lines)

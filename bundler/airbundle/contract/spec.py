@@ -22,11 +22,16 @@ _USER = re.compile(r"[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?")
 
 @record
 class BundleTable:
-    """``[bundle]``. An empty version becomes ``YYYYMMDD-v1`` when the spec is locked."""
+    """``[bundle]``. An empty version becomes ``YYYYMMDD-v1`` when the spec is locked.
+
+    Attributes:
+        compress: ``weights`` to compress weights without loss where they shrink.
+    """
 
     name: str
     version: str = ""
     description: str = ""
+    compress: Literal["", "weights"] = ""
 
     def __post_init__(self) -> None:
         check_name(self.name)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from airbundle.cache import Cache
-from airbundle.delta.content import Extents, read_at, stream
+from airbundle.delta.content import Content, read_at, stream
 from airbundle_onsite import tensors
 from airbundle_onsite.contract.inventory import TensorFact
 from airbundle_onsite.contract.record import decode_json, encode, record
@@ -41,7 +41,7 @@ class Readable:
     path: str
     size: int
     sha256: str
-    content: Extents | None
+    content: Content | None
     proven: bool
 
 
@@ -85,7 +85,7 @@ class TensorReader:
             )
         return facts
 
-    def _counted(self, content: Extents, whole: hashlib._Hash | None) -> Iterator[bytes]:
+    def _counted(self, content: Content, whole: hashlib._Hash | None) -> Iterator[bytes]:
         for chunk in stream(content):
             if whole is not None:
                 whole.update(chunk)

@@ -10,13 +10,14 @@ from airbundle.assemble import Member, plan_payload, write_payload
 from airbundle.build import Built, directory_name
 from airbundle.bundledir import claimed, counter, outer_entries, publish, require_space, write_manifest, write_synced
 from airbundle.cache import Cache
-from airbundle.delta.content import Extents, in_bundle, of_file
+from airbundle.compress.members import compress_members
+from airbundle.delta.content import Compressed, Extents, in_bundle, of_file, stream
 from airbundle.delta.facts import TensorReader
 from airbundle.delta.thin import Difference, Thinned, thin
 from airbundle.outer import onsite_pyz, render_outer
 from airbundle.signing import SigningKey, sign_all
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.manifest import BundleManifest, features_of
 from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError, UsageError
 from airbundle_onsite.system import Talk
@@ -34,6 +35,7 @@ def rebase(
     talk: Talk,
     replace: bool = False,
     keys: Sequence[SigningKey] = (),
+    compress: bool = False,
 ) -> Built:
     """Make the same release's bundle anew, without what the site has.
 
@@ -48,6 +50,7 @@ def rebase(
         talk: progress.
         replace: whether a bundle of that name may be replaced.
         keys: sign it.
+        compress: compress weights that shrink, whether the finished one has them compressed or not.
 
     Raises:
         UsageError: it exists, or the output is too small.
@@ -60,20 +63,28 @@ def rebase(
         raise UsageError(f"{final} exists already", remedy="replace it with --force, or choose another -o")
     _require_whole(trusted, talk)
     made = _thinned(trusted, difference, cache, talk)
-    plan = plan_payload(made.members, manifest.created)
+    compression = compress_members(made.members, cache, talk) if compress else None
+    plan = plan_payload(compression.members if compression else made.members, manifest.created)
     output.mkdir(parents=True, exist_ok=True)
     require_space(output, plan.size)
     partial = output / f".{final.name}.partial"
     with claimed(partial):
         payload = write_payload(plan, partial, part_size=part_size, advance=counter(talk, "assembling", plan.size))
+        files = plan.entries()
         draft = dataclasses.replace(
-            manifest, payload=payload, files=plan.entries(), bases=made.bases, rollback=difference.rollback, outer=()
+            manifest,
+            payload=payload,
+            files=files,
+            bases=made.bases,
+            rollback=difference.rollback,
+            features=features_of(files),
+            outer=(),
         )
         written = _write_beside(trusted, draft, partial)
         if keys:
             write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
         publish(partial, final)
-    return Built(final, written, sum(path.stat().st_size for path in final.iterdir()))
+    return Built(final, written, sum(path.stat().st_size for path in final.iterdir()), compression)
 
 
 def _require_whole(trusted: TrustedManifest, talk: Talk) -> None:
@@ -108,10 +119,15 @@ def _thinned(trusted: TrustedManifest, difference: Difference, cache: Cache, tal
 
 
 def _content(trusted: TrustedManifest, entry: FileEntry, cache: Cache) -> Extents | None:
+    """Where a file is as it is; one that is compressed in the bundle is decompressed into the cache."""
     found = in_bundle(trusted.directory, trusted.manifest, entry)
-    if found is None and cache.has(entry.sha256, entry.size):
-        return of_file(cache.path(entry.sha256), entry.size)
-    return found
+    if found is not None and not isinstance(found, Compressed):
+        return found
+    if not cache.has(entry.sha256, entry.size):
+        if found is None:
+            return None
+        cache.add_chunks(entry.sha256, entry.size, stream(found))
+    return of_file(cache.path(entry.sha256), entry.size)
 
 
 def _write_beside(trusted: TrustedManifest, draft: BundleManifest, directory: Path) -> BundleManifest:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from airbundle.delta.content import in_bundle, stream
 from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.contract.payload import FileEntry, Part
+from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError
 
-_CHUNK = 1 << 20
 _TENSORS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".npz", ".h5", ".msgpack")
 _LENGTH = 8
 
@@ -20,10 +20,10 @@ def chunks(bundle: Path, manifest: BundleManifest, entry: FileEntry) -> Iterator
     Raises:
         IntegrityError: part of it is in another bundle, which this one builds on.
     """
-    for segment in entry.segments:
-        if segment.base is not None:
-            raise IntegrityError(f"{entry.path} is in the bundle that this one builds on, not in this one")
-        yield from _span(bundle, manifest.payload.parts, segment.offset, segment.size)
+    found = in_bundle(bundle, manifest, entry)
+    if found is None:
+        raise IntegrityError(f"{entry.path} is in the bundle that this one builds on, not in this one")
+    yield from stream(found)
 
 
 def content(bundle: Path, manifest: BundleManifest, entry: FileEntry) -> bytes:
@@ -87,21 +87,3 @@ def _safetensors_header(bundle: Path, manifest: BundleManifest, entry: FileEntry
         if len(data) >= wanted:
             break
     return data[:wanted]
-
-
-def _span(bundle: Path, parts: tuple[Part, ...], offset: int, size: int) -> Iterator[bytes]:
-    begin = 0
-    for part in parts:
-        end = begin + part.size
-        low, high = max(offset, begin), min(offset + size, end)
-        if low < high:
-            with (bundle / part.name).open("rb") as handle:
-                handle.seek(low - begin)
-                left = high - low
-                while left:
-                    data = handle.read(min(_CHUNK, left))
-                    if not data:
-                        raise IntegrityError(f"{part.name} is shorter than bundle.json says")
-                    left -= len(data)
-                    yield data
-        begin = end

@@ -32,6 +32,7 @@ MODELS = "models"
 CONFIG = "config"
 LICENSES = "licenses"
 DELTA = "delta"
+PACKED = "packed"
 
 _OUTER_NAME = re.compile(r"[A-Za-z0-9._-]+")
 _DEBRIS = re.compile(
@@ -78,6 +79,11 @@ def blob_path(digest: str) -> str:
 def delta_path(sha256: str) -> str:
     """Path inside the payload of what is new in a file that the base has parts of."""
     return f"{DELTA}/{sha256}"
+
+
+def packed_path(sha256: str) -> str:
+    """In the payload: what is there of a file whose bytes are compressed, named by the file's own hash."""
+    return f"{PACKED}/{sha256}"
 
 
 def model_path(served_name: str, file: str = "") -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Optional
 
@@ -13,9 +14,14 @@ from airbundle_onsite.contract.launch import LaunchPlan, RuntimeKind, SmokeTest
 from airbundle_onsite.contract.names import check_name, check_unique, check_version
 from airbundle_onsite.contract.payload import FileEntry, OuterFile, Payload
 from airbundle_onsite.contract.profile import HardwareProfile
-from airbundle_onsite.contract.record import record
+from airbundle_onsite.contract.record import decode_json, record
+from airbundle_onsite.errors import ContractError
 
 SCHEMA_VERSION = 1
+BYTE_PLANES = "byte-planes"
+"""Feature of a bundle whose weights are compressed; see `airbundle_onsite.planes`."""
+FEATURES = (BYTE_PLANES,)
+"""What a bundle may need of who reads it, beyond schema version 1."""
 
 
 @record
@@ -66,6 +72,7 @@ class BundleManifest:
         provenance: free facts about where things came from, for people.
         bases: releases that the site must have; empty for a bundle that needs nothing.
         rollback: for a bundle that leads back to an older release.
+        features: what it needs of who reads it, of `FEATURES`; so that an older program says what it lacks.
         Others: see their classes.
     """
 
@@ -88,6 +95,7 @@ class BundleManifest:
     provenance: Mapping[str, str] = field(default_factory=dict)
     bases: tuple[BaseRelease, ...] = ()
     rollback: Optional[Rollback] = None
+    features: tuple[str, ...] = ()
 
     @property
     def absent_layers(self) -> frozenset[str]:
@@ -116,6 +124,7 @@ class BundleManifest:
         if missing:
             raise ValueError(f"listed as a wheel or model, but not among the files: {', '.join(missing[:5])}")
         _check_bases(self)
+        _check_features(self)
 
 
 def _check_bases(manifest: BundleManifest) -> None:
@@ -136,3 +145,55 @@ def _check_bases(manifest: BundleManifest) -> None:
     doubled = sorted(digest for digest in absent if layout.blob_path(digest) in blobs)
     if doubled:
         raise ValueError(f"layer {doubled[0]} is said to be left out, but is among the files")
+
+
+def missing_features(features: Iterable[object]) -> str:
+    """What this program lacks to read a bundle that needs these; empty when it has them all."""
+    unknown = [str(each)[:40] for each in features if each not in FEATURES]
+    if not unknown:
+        return ""
+    return (
+        f"this bundle needs a program that can read {', '.join(unknown)}, and this one, which is older, cannot; "
+        "use the install.sh and onsite.pyz of the bundle itself"
+    )
+
+
+def decode_manifest(data: bytes) -> BundleManifest:
+    """The manifest in bundle.json's bytes.
+
+    Raises:
+        ContractError: with every problem found; of one that needs a newer program, just that.
+    """
+    try:
+        return decode_json(BundleManifest, data, layout.MANIFEST)
+    except ContractError as error:
+        lacking = _lacking(data)
+        if lacking:
+            raise ContractError(layout.MANIFEST, [lacking]) from error
+        raise
+
+
+def _lacking(data: bytes) -> str:
+    """`missing_features` of a document that is not, or not only, what this program reads."""
+    try:
+        value = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return ""
+    features = value.get("features") if isinstance(value, dict) else None
+    return missing_features(features) if isinstance(features, list) else ""
+
+
+def features_of(files: Iterable[FileEntry]) -> tuple[str, ...]:
+    """What a bundle of these files needs of who reads it."""
+    return (BYTE_PLANES,) if any(entry.is_compressed for entry in files) else ()
+
+
+def _check_features(manifest: BundleManifest) -> None:
+    lacking = missing_features(manifest.features)
+    if lacking:
+        raise ValueError(lacking)
+    for entry in manifest.files:
+        if entry.is_compressed and entry.role != "model":
+            raise ValueError(f"{entry.path}: only a model's files may be compressed")
+        if entry.is_compressed and BYTE_PLANES not in manifest.features:
+            raise ValueError(f"{entry.path} is compressed, but {BYTE_PLANES} is not among the bundle's features")

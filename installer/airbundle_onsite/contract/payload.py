@@ -61,16 +61,21 @@ class Segment:
         size: bytes.
         offset: where they begin, in the joined payload or in the base's file.
         base: SHA-256 of a file of the base release they come from; None when they are in the payload.
+        compressed: bytes that they take in the payload as blocks of byte planes (see `airbundle_onsite.planes`); None
+            when they are there as they are.
     """
 
     size: int
     offset: int
     base: Optional[str] = None
+    compressed: Optional[int] = None
 
     @property
     def packed(self) -> int:
         """Bytes that it takes in the payload."""
-        return 0 if self.base is not None else self.size
+        if self.base is not None:
+            return 0
+        return self.size if self.compressed is None else self.compressed
 
 
 @record
@@ -102,6 +107,8 @@ class FileEntry:
             raise ValueError(f"{self.path}: its segments do not add up to {self.size} bytes")
         position: Optional[int] = None
         for segment in self.segments:
+            if segment.compressed is not None and (segment.base or not 0 < segment.compressed < segment.size):
+                raise ValueError(f"{self.path}: {segment.size} bytes compressed to {segment.compressed}")
             if segment.base is not None:
                 check_sha256(segment.base)
                 continue
@@ -115,6 +122,16 @@ class FileEntry:
         return any(segment.base is not None for segment in self.segments)
 
     @property
+    def is_compressed(self) -> bool:
+        """Whether some of its bytes are compressed in the payload."""
+        return any(segment.compressed is not None for segment in self.segments)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its entry in the payload is the file itself."""
+        return not self.from_base and not self.is_compressed
+
+    @property
     def packed(self) -> int:
         """Bytes of its entry in the payload's tar."""
         return sum(segment.packed for segment in self.segments)
@@ -123,8 +140,10 @@ class FileEntry:
     def member(self) -> str:
         """Path of its entry in the payload's tar: its own, or another when that is not the whole file; empty when it
         has none, since the base has all of its bytes."""
-        if not self.from_base:
+        if self.is_plain:
             return self.path
+        if not self.from_base:
+            return layout.packed_path(self.sha256)
         return layout.delta_path(self.sha256) if self.packed else ""
 
     @property

@@ -1,4 +1,5 @@
-"""Files that a bundle leaves out, in whole or in part, put together again from what the site has.
+"""Files that are not in the bundle as they are: left out, in whole or in part, and put together again from what the
+site has, or compressed.
 
 A file of the base is found by its content: under weights/, or in an installed release whose manifest lists that
 SHA-256. One that a proof vouches for counts as it is; every other is hashed. A file that was put together is hashed
@@ -13,10 +14,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Optional
 
+from airbundle_onsite import planes
 from airbundle_onsite.contract.base import BaseFile
 from airbundle_onsite.contract.payload import FileEntry, Segment
 from airbundle_onsite.contract.record import record
@@ -27,6 +29,7 @@ from airbundle_onsite.system import Talk
 from airbundle_onsite.verify import media
 
 _AHEAD = 8  # chunks that may wait to be hashed
+BUILT_WRONGLY = "do not use this bundle: it was built wrongly, or to do harm; ask its sender for another"
 FULL_BUNDLE = "carry the full bundle, built without --base, and install that"
 
 
@@ -133,7 +136,7 @@ class _Hasher:
 
 
 def rebuilt(entry: FileEntry, packed: Iterable[bytes], base: Mapping[str, Path]) -> Iterator[bytes]:
-    """The whole content of a file that takes bytes from the base, in chunks of at most 1 MiB.
+    """The whole content of a file that takes bytes from the base or is compressed, in chunks of at most 1 MiB.
 
     Args:
         entry: of the file.
@@ -141,14 +144,22 @@ def rebuilt(entry: FileEntry, packed: Iterable[bytes], base: Mapping[str, Path])
         base: where the files of the base are, by SHA-256.
 
     Raises:
-        IntegrityError: a file of the base cannot be read, or what was put together is not what the manifest says. It
-            is raised after the last chunk, so whoever takes them must not keep them before.
+        IntegrityError: a file of the base cannot be read, what is compressed cannot be decompressed, or what was put
+            together is not what the manifest says. The last is raised after the last chunk, so whoever takes them must
+            not keep them before.
     """
-    hasher, source = hashlib.sha256(), _Packed(packed)
+    hasher, source = hashlib.sha256(), planes.ChunkReader(packed)
     pending: deque[Future[None]] = deque()
-    with ThreadPoolExecutor(1, thread_name_prefix="rebuilt") as aside:  # hashes while the chunks are being written
+    with contextlib.ExitStack() as threads:  # one hashes while the chunks are being written
+        aside = threads.enter_context(ThreadPoolExecutor(1, thread_name_prefix="rebuilt"))
+        pool = threads.enter_context(ThreadPoolExecutor(planes.workers(), thread_name_prefix="planes"))
         for segment in entry.segments:
-            chunks = source.take(segment.size) if segment.base is None else _of_base(entry, segment, base)
+            if segment.base is not None:
+                chunks = _of_base(entry, segment, base)
+            elif segment.compressed is not None:
+                chunks = _decompressed(entry, segment, source, pool)
+            else:
+                chunks = source.take(segment.size)  # should too few bytes come, the hash will show it
             for chunk in chunks:
                 pending.append(aside.submit(hasher.update, chunk))
                 if len(pending) > _AHEAD:
@@ -158,20 +169,15 @@ def rebuilt(entry: FileEntry, packed: Iterable[bytes], base: Mapping[str, Path])
         raise _blame(entry, hasher.hexdigest(), base)
 
 
-class _Packed:
-    """Cuts the payload's chunks where segments end."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks, self._rest = iter(chunks), b""
-
-    def take(self, size: int) -> Iterator[bytes]:
-        while size:
-            chunk = self._rest or next(self._chunks, b"")
-            if not chunk:
-                return  # too few bytes came: the hash will show it
-            head, self._rest = chunk[:size], chunk[size:]
-            size -= len(head)
-            yield head
+def _decompressed(entry: FileEntry, segment: Segment, source: planes.ChunkReader, pool: Executor) -> Iterator[bytes]:
+    assert segment.compressed is not None
+    try:
+        yield from planes.decoded(source.read, segment.compressed, segment.size, pool)
+    except ValueError as error:
+        raise IntegrityError(
+            f"{entry.path} cannot be decompressed: {error}, though every piece of the bundle is whole",
+            remedy=BUILT_WRONGLY,
+        ) from error
 
 
 def _of_base(entry: FileEntry, segment: Segment, base: Mapping[str, Path]) -> Iterator[bytes]:
@@ -219,7 +225,7 @@ def _blame(entry: FileEntry, found: str, base: Mapping[str, Path]) -> IntegrityE
     return IntegrityError(
         f"{entry.path}: put together, it has SHA-256 {found[:16]}…, needed {entry.sha256[:16]}…, though all that it is "
         "made of is whole",
-        remedy="do not use this bundle: it was built wrongly, or to do harm; ask its sender for another",
+        remedy=BUILT_WRONGLY,
     )
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from airbundle_onsite.verify.bundle import TrustedManifest
 
 Rebuild = Callable[[FileEntry, Iterable[bytes]], Iterable[bytes]]
-"""Makes the content of a file that takes bytes from a base of what the payload has of it."""
+"""Makes the content of a file that takes bytes from a base, or is compressed, of what the payload has of it."""
 
 _ROOTS = frozenset({names.WHEELS, names.MODELS, names.CONFIG, names.LICENSES})
 
@@ -94,9 +94,9 @@ class Staging:
             for _ in chunks:
                 pass
             return
-        if entry.from_base:
+        if not entry.is_plain:
             if self._rebuild is None:
-                raise IntegrityError(f"{entry.path} is built on a file that nobody has looked for")
+                raise IntegrityError(f"{entry.path} must be put together, and nobody was asked to")
             chunks = self._rebuild(entry, chunks)
         partial = target.with_name(f"{target.name[:200]}.partial")
         written = write_new(partial, chunks, WEIGHT_MODE if entry.role == "model" else FILE_MODE)

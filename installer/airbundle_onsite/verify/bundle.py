@@ -26,8 +26,8 @@ from typing import Optional
 
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult
-from airbundle_onsite.contract.manifest import BundleManifest
-from airbundle_onsite.contract.record import decode_json, record
+from airbundle_onsite.contract.manifest import BundleManifest, decode_manifest
+from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import ContractError
 from airbundle_onsite.signature import Signature
 from airbundle_onsite.verify import checksums, listing, media
@@ -190,7 +190,7 @@ class _Examination:
         problems = []
         manifest: Optional[BundleManifest] = None
         try:
-            manifest = decode_json(BundleManifest, data, layout.MANIFEST)
+            manifest = decode_manifest(data)
         except ContractError as error:
             problems = [Problem(layout.MANIFEST, reason, _BUILT_WRONGLY) for reason in error.problems]
         else:

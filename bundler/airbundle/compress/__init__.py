@@ -1,0 +1,1 @@
+"""Lossless compression of weights, for ``--compress weights``."""

@@ -1,0 +1,190 @@
+"""Weights compressed without loss: blocks whose bytes are sorted by their place in a number; for both halves.
+
+The high bytes of floating point weights, their exponents, take few values; the others look random. So a segment is
+cut into blocks of 1 MiB (the last may be shorter), and a block into `width` planes: plane k holds every byte whose
+number is k modulo `width`. Each plane is a raw DEFLATE stream (RFC 1951) when that is smaller, else stands as it is.
+
+A block begins with little-endian 32-bit numbers: `width`, then for each plane the bytes that it takes. How many it
+holds follows from the size of the segment, so nothing in the data can ask for more memory than one block, and a
+plane that takes as many bytes as it holds is one that stands as it is.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+
+BLOCK = 1024 * 1024
+"""Bytes in a block before compression, but for the last of a segment."""
+
+WIDTHS = (1, 2, 4)
+"""How many planes a block may have."""
+
+_WINDOW = -zlib.MAX_WBITS  # raw DEFLATE, without header and checksum: the file's SHA-256 shows every fault
+_AHEAD = 2  # blocks under way for each thread
+_MOST_WORKERS = 8  # joining planes holds Python's lock: more threads would only take memory
+
+
+def plane_sizes(size: int, width: int) -> tuple[int, ...]:
+    """Bytes of each plane of a block of `size` bytes."""
+    return tuple((size - plane + width - 1) // width for plane in range(width))
+
+
+def join_planes(planes: Sequence[bytes], size: int) -> bytes:
+    """The block of `size` bytes that these planes, not compressed, are made of."""
+    if len(planes) == 1:
+        return planes[0]
+    block = bytearray(size)
+    for number, plane in enumerate(planes):
+        block[number :: len(planes)] = plane
+    return bytes(block)
+
+
+def decode_block(lengths: Sequence[int], data: bytes, size: int) -> bytes:
+    """A block from its planes.
+
+    Args:
+        lengths: bytes that each plane takes; they add up to those of `data`.
+        data: the planes, one after the other.
+        size: bytes of the block.
+
+    Raises:
+        ValueError: a plane is not what it should be; says which, and how long it is.
+    """
+    planes, position = [], 0
+    for number, (length, needed) in enumerate(zip(lengths, plane_sizes(size, len(lengths)))):
+        taken = data[position : position + length]
+        position += length
+        try:
+            planes.append(taken if length == needed else _inflate(taken, needed))
+        except ValueError as error:
+            raise ValueError(f"plane {number}: {error}") from error
+    return join_planes(planes, size)
+
+
+def workers() -> int:
+    """Threads that decode or encode side by side: one per core, up to where the rest of the program is the limit."""
+    return min(len(os.sched_getaffinity(0)), _MOST_WORKERS)
+
+
+def decoded(read: Callable[[int], bytes], packed: int, size: int, pool: Executor) -> Iterator[bytes]:
+    """The bytes of a compressed segment, block by block.
+
+    Args:
+        read: gives exactly that many of the next bytes of what it takes; fewer only at its end.
+        packed: bytes that it takes.
+        size: bytes that it holds.
+        pool: blocks are decoded there side by side; at most two for each of `workers` threads are in memory.
+
+    Raises:
+        ValueError: it is not what it should be; says which block.
+    """
+    pending: deque[Future[bytes]] = deque()
+    most = _AHEAD * workers()
+    blocks = -(-size // BLOCK)
+    try:
+        for number in range(blocks):
+            block = min(BLOCK, size - number * BLOCK)
+            try:
+                lengths, data, packed = _read_block(read, packed, block)
+            except ValueError as error:
+                raise ValueError(f"block {number} of {blocks}: {error}") from error
+            pending.append(pool.submit(_decode_numbered, number, blocks, lengths, data, block))
+            if len(pending) >= most:
+                yield pending.popleft().result()
+        if packed:
+            raise ValueError(f"{packed} bytes follow its last block")
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        for each in pending:
+            each.cancel()
+
+
+def decoded_range(read: Callable[[int], bytes], packed: int, size: int, begin: int, count: int) -> bytes:
+    """`count` of the segment's bytes from `begin` on; only their blocks are decoded. Otherwise as `decoded`."""
+    blocks, found = -(-size // BLOCK), []
+    for number in range(-(-(begin + count) // BLOCK)):
+        block = min(BLOCK, size - number * BLOCK)
+        try:
+            lengths, data, packed = _read_block(read, packed, block)
+            if begin < number * BLOCK + block:
+                found.append(decode_block(lengths, data, block))
+        except ValueError as error:
+            raise ValueError(f"block {number} of {blocks}: {error}") from error
+    start = begin % BLOCK
+    return b"".join(found)[start : start + count]
+
+
+class ChunkReader:
+    """Gives bytes that come in chunks of any size by as many as are asked for."""
+
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self._chunks, self._chunk, self._at = iter(chunks), b"", 0
+
+    def take(self, size: int) -> Iterator[bytes]:
+        """The next `size` bytes in chunks; fewer only at the end."""
+        while size:
+            if self._at == len(self._chunk):
+                self._chunk, self._at = next(self._chunks, b""), 0
+            head = self._chunk[self._at : self._at + size]  # the whole chunk, uncopied, where it is all wanted
+            if not head:
+                return
+            self._at += len(head)
+            size -= len(head)
+            yield head
+
+    def read(self, size: int) -> bytes:
+        """The same at once."""
+        return b"".join(self.take(size))
+
+
+def _read_block(read: Callable[[int], bytes], left: int, size: int) -> tuple[tuple[int, ...], bytes, int]:
+    """The next block of `size` bytes: what its planes take, its data, and the bytes left in the segment after it."""
+    (width,) = struct.unpack("<I", _exactly(read, 4, left))
+    if width not in WIDTHS:
+        raise ValueError(f"it has {width} planes, needed one of {', '.join(map(str, WIDTHS))}")
+    left -= 4
+    lengths = struct.unpack(f"<{width}I", _exactly(read, 4 * width, left))
+    left -= 4 * width
+    for number, (length, needed) in enumerate(zip(lengths, plane_sizes(size, width))):
+        if length > needed:
+            raise ValueError(f"plane {number} takes {length} bytes, and holds {needed}")
+    total = sum(lengths)
+    return lengths, _exactly(read, total, left), left - total
+
+
+def _exactly(read: Callable[[int], bytes], wanted: int, left: int) -> bytes:
+    if wanted > left:
+        raise ValueError(f"it needs {wanted} more bytes, and the segment has {left}")
+    data = read(wanted)
+    if len(data) != wanted:
+        raise ValueError(f"{len(data)} bytes came, needed {wanted}")
+    return data
+
+
+def _decode_numbered(number: int, blocks: int, lengths: Sequence[int], data: bytes, size: int) -> bytes:
+    try:
+        return decode_block(lengths, data, size)
+    except ValueError as error:
+        raise ValueError(f"block {number} of {blocks}: {error}") from error
+
+
+def _inflate(data: bytes, size: int) -> bytes:
+    """`size` bytes from a whole DEFLATE stream; never makes more than one byte beyond."""
+    stream = zlib.decompressobj(_WINDOW)
+    try:
+        made = stream.decompress(data, size + 1)
+    except zlib.error as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from error
+    if len(made) > size:
+        raise ValueError(f"it holds more than the {size} bytes needed")
+    if len(made) != size or not stream.eof:
+        raise ValueError(f"it ends after {len(made)} bytes, needed {size}")
+    if stream.unused_data:
+        raise ValueError(f"{len(stream.unused_data)} bytes follow its end")
+    return made
