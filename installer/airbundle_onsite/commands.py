@@ -314,6 +314,20 @@ def run_stop(site: Site, options: Options) -> Report:
     return Report(f"{made.name} {made.version} is stopped; --start starts it", made)
 
 
+def run_enable_boot(site: Site, options: Options) -> Report:
+    """Have the active version started when the machine starts."""
+    made = operate.enable_boot(site, _name(site, options))
+    text = f"started at boot by {made.unit}; what runs now was not touched, and nothing was reloaded"
+    return Report(text, made)
+
+
+def run_disable_boot(site: Site, options: Options) -> Report:
+    """No longer start it when the machine starts."""
+    made = operate.disable_boot(site, _name(site, options))
+    gone = f"{made.unit} is removed; what runs goes on" if made.changed else "it was not started at boot by a unit"
+    return Report(gone, made)
+
+
 def run_status(site: Site, options: Options) -> Report:
     """What is active, and whether it answers."""
     names = [_name(site, options)] if options.name else site.store.bundles()
@@ -402,6 +416,8 @@ COMMANDS: Mapping[str, Command] = {
     "start": Command(run_start, "start the active version; restart it when it runs and does not answer", changes=True),
     "restart": Command(run_restart, "start the active version afresh, also when it answers", changes=True),
     "stop": Command(run_stop, "stop the active version", changes=True),
+    "enable-boot": Command(run_enable_boot, "start the active version at boot: writes a unit of systemd", changes=True),
+    "disable-boot": Command(run_disable_boot, "remove that unit; what runs goes on", changes=True),
     "prune": Command(run_prune, "remove versions other than the active one and the one before", changes=True),
     "support-bundle": Command(run_support, "logs, journal and facts in one file, without secrets", "FILE"),
     "uninstall": Command(run_uninstall, "remove VERSION, or all versions", "VERSION", True, True),

@@ -35,6 +35,7 @@ PACKAGES = {
     "shellcheck": "shellcheck",
     "skopeo": "skopeo",
     "ssh-keygen": "openssh-client",
+    "systemd-analyze": "systemd",
     "unshare": "util-linux",
 }
 """Programs and the Debian package each comes from."""
@@ -52,6 +53,7 @@ GROUPS = {
     "fat": ("mkfs.vfat", "fusefat", "fusermount"),
     "shellcheck": ("shellcheck",),
     "ssh-keygen": ("ssh-keygen",),
+    "systemd": ("systemd-analyze",),
 }
 """Parts by the name used in ``@pytest.mark.real(...)``, and the programs each needs."""
 

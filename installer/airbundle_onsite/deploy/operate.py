@@ -10,6 +10,7 @@ from airbundle_onsite import runtimes
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
+from airbundle_onsite.deploy import boot
 from airbundle_onsite.deploy.activate import Declined
 from airbundle_onsite.deploy.ports import in_use, owner
 from airbundle_onsite.deploy.restart import Fault, find_fault, restart
@@ -189,9 +190,34 @@ def uninstall(site: Site, name: str, version: Optional[str]) -> Removed:
                 site.store.deactivate(name)
         # Before the last release goes: after a crash in between, the same command can still be given.
         outside = _sweep_outside(site, kinds, name, versions)
+        if set(versions) >= {each.version for each in site.store.versions(name)}:
+            outside += _forget_boot(site, name)
         freed = sum(site.store.remove(name, each) for each in versions)
         site.store.forget(name)
         return Removed(tuple(f"{name} {each}" for each in versions), freed, outside)
+
+
+def enable_boot(site: Site, name: str) -> boot.Boot:
+    """Have the active release started at boot. Raises PreflightError."""
+    with site.exclusive():
+        recover(site)
+        return boot.enable(site, active_release(site, name))
+
+
+def disable_boot(site: Site, name: str) -> boot.Boot:
+    """No longer start it at boot; what runs goes on. Raises PreflightError."""
+    with site.exclusive():
+        return boot.disable(site, name)
+
+
+def _forget_boot(site: Site, name: str) -> tuple[str, ...]:
+    """Remove the unit of a bundle whose releases all go; a unit that cannot be removed must not keep them here."""
+    try:
+        gone = boot.disable(site, name)
+    except PreflightError as error:
+        site.talk.say("; ".join(error.lines()))
+        return ()
+    return (f"unit {gone.unit}",) if gone.changed else ()
 
 
 def _sweep_outside(site: Site, kinds: Iterable[str], name: str, doomed: Sequence[str]) -> tuple[str, ...]:

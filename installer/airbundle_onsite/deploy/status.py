@@ -10,6 +10,7 @@ from typing import Optional
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
+from airbundle_onsite.deploy import boot
 from airbundle_onsite.deploy.restart import known_faults, loading_left
 from airbundle_onsite.deploy.transaction import files_of
 from airbundle_onsite.deploy.world import Site
@@ -38,6 +39,7 @@ class BundleStatus:
         proven: seconds since the epoch of the last passed smoke run.
         gpus: names of the host's GPUs, for a plan that uses them.
         previous: what `--rollback` goes back to.
+        boot: whether it is started at boot by a unit of ours: ``enabled``, ``outdated`` or ``disabled``.
         installed: versions, oldest first.
         damaged: installed versions whose record cannot be read, each with the reason.
         checks: of the readiness ladder.
@@ -60,6 +62,7 @@ class BundleStatus:
     proven: int = 0
     gpus: tuple[str, ...] = ()
     previous: Optional[str] = None
+    boot: str = "disabled"
     installed: tuple[str, ...] = ()
     damaged: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[CheckResult, ...] = ()
@@ -96,6 +99,7 @@ def _active(site: Site, release: StagedRelease, blank: BundleStatus) -> BundleSt
         engine=f"{plan.engine} {plan.engine_version}",
         proven=made.proven,
         previous=made.previous,
+        boot=boot.state_of(site, release).state,
         active_since=_integer(made.instance.get("active_since")),
     )
     runtime = site.runtime(made.runtime)
@@ -155,6 +159,9 @@ def status_text(state: BundleStatus) -> str:
             lines.append(f"  active for {human_seconds(state.uptime)}")
         if state.previous:
             lines.append(f"  previous   {state.previous} (--rollback goes back to it)")
+        if state.boot != "disabled":
+            anew = "" if state.boot == "enabled" else ", by a unit for another release: --enable-boot writes it anew"
+            lines.append(f"  at boot    it is started{anew}")
     lines.append(f"  installed  {', '.join(state.installed) or 'nothing'}")
     lines += [f"  damaged    {version}: {reason}" for version, reason in state.damaged.items()]
     if state.unfinished:

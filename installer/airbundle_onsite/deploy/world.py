@@ -43,6 +43,7 @@ class World:
         make_runtime: gives the runtime of a kind.
         take_fingerprint: reads the host.
         hook: called around every line of the journal.
+        system_root: where the machine's own ``/`` is seen, for units of systemd.
     """
 
     runner: Runner
@@ -51,6 +52,7 @@ class World:
     make_runtime: Callable[[str, Environment], Runtime] = runtimes.create
     take_fingerprint: TakeFingerprint = take_fingerprint
     hook: Hook = no_hook
+    system_root: Path = Path("/")
 
 
 def real_world(environ: Mapping[str, str]) -> World:
