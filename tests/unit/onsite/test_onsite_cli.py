@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airbundle_onsite.cli import main, parse
+from airbundle_onsite.arguments import parse
+from airbundle_onsite.cli import main
 from airbundle_onsite.commands import COMMANDS
 from airbundle_onsite.console import Console
 from airbundle_onsite.contract.launch import LaunchPlan
