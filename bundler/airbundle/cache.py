@@ -180,12 +180,6 @@ class Cache:
                 raise
         return hasher.hexdigest(), size
 
-    def adopt(self, source: Path) -> tuple[str, int]:
-        """Put a file of unknown hash in, moving it; it must be in `scratch`. Returns SHA-256 and size."""
-        size, sha256 = source.stat().st_size, hash_file(source)
-        self._take(source, sha256, size)
-        return sha256, size
-
     def share(self, source: Path, advance: Callable[[int], None]) -> tuple[str, int]:
         """Put somebody's own file in without taking it away: shared blocks, else a hard link, else a copy.
 
@@ -262,7 +256,7 @@ class Cache:
         self._proof_path(sha256).unlink(missing_ok=True)
 
     def scratch(self, name: str) -> Path:
-        """A directory of this name on the cache's filesystem, for files that are adopted later."""
+        """A directory of this name on the cache's filesystem, for files on their way into it."""
         path = self.root / "scratch" / name
         path.mkdir(parents=True, exist_ok=True)
         return path

@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from airbundle.cache import Cache
-from airbundle.contract.lock import LockedModel
 from airbundle.gguf import GgufError, read_header
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError
@@ -43,11 +41,6 @@ def weight_format(paths: Iterable[str]) -> Format:
 def is_weight(path: str) -> bool:
     """Whether a file of this name holds weights."""
     return path.lower().endswith((".safetensors", ".gguf", *PYTORCH))
-
-
-def prove_model(model: LockedModel, cache: Cache) -> None:
-    """`prove` for a model whose files are in the cache."""
-    prove({file.path: cache.path(file.sha256) for file in model.files})
 
 
 def prove(files: Mapping[str, Path]) -> None:

@@ -137,26 +137,6 @@ def examine(data: bytes, signature: bytes, allowed_signers: Optional[bytes], nam
     return Findings(tuple(accepted), tuple(others), tuple(refused), tuple(valid))
 
 
-def verify_signature(data: bytes, signature: bytes, allowed_signers: bytes) -> str:
-    """Check that an allowed signer signed `data`.
-
-    Args:
-        data: what was signed.
-        signature: content of the ``.sig`` file.
-        allowed_signers: content of an allowed-signers file, as for ``ssh-keygen -Y verify``.
-
-    Returns:
-        The signers: principal and fingerprint, as ``alice SHA256:…``, joined by commas.
-
-    Raises:
-        TrustError: no signature in it is well formed, over these bytes and by a key that is allowed.
-    """
-    found = examine(data, signature, allowed_signers)
-    if not found.accepted:
-        raise not_allowed(found, listed_signers(allowed_signers))
-    return ", ".join(map(str, found.accepted))
-
-
 def verify_unpinned(data: bytes, signature: bytes) -> str:
     """Check that a signature was made over `data` by the key it names; returns the fingerprints, joined by commas.
 

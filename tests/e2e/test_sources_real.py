@@ -19,11 +19,11 @@ from airbundle.contract.lock import LockedFile
 from airbundle.contract.spec import ImageTable, ModelTable
 from airbundle.fetch import fetch_all
 from airbundle.sources import daemon, pypi
-from airbundle.weights import prove_model
 from airbundle_onsite.errors import FetchError
 from parts.docker import DockerEngine
 from parts.files import serving
 from parts.images import ARCHITECTURES, small_image
+from parts.models import prove_model
 from parts.sources import context, forget
 
 PLATFORM = f"linux/{ARCHITECTURES['x86_64']}"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from airbundle.signing import KeyPair, SigningKey, keygen, open_key, sign_all
 from airbundle_onsite.contract import layout
+from airbundle_onsite.signature import examine, listed_signers, not_allowed
 from airbundle_onsite.system import SystemRunner
 
 
@@ -51,3 +52,23 @@ def sign(bundle: Path, *keys: Key) -> None:
 
 def _nobody(prompt: str) -> str:
     raise AssertionError(f"asked: {prompt}")
+
+
+def verify_signature(data: bytes, signature: bytes, allowed_signers: bytes) -> str:
+    """Check that an allowed signer signed `data`.
+
+    Args:
+        data: what was signed.
+        signature: content of the ``.sig`` file.
+        allowed_signers: content of an allowed-signers file, as for ``ssh-keygen -Y verify``.
+
+    Returns:
+        The signers: principal and fingerprint, as ``alice SHA256:…``, joined by commas.
+
+    Raises:
+        TrustError: no signature in it is well formed, over these bytes and by a key that is allowed.
+    """
+    found = examine(data, signature, allowed_signers)
+    if not found.accepted:
+        raise not_allowed(found, listed_signers(allowed_signers))
+    return ", ".join(map(str, found.accepted))

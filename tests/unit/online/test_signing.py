@@ -11,11 +11,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from airbundle.signing import default_path, keygen, resign, sign, sign_all
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import IntegrityError, TrustError, UsageError
-from airbundle_onsite.signature import armored, examine, verify_signature, verify_unpinned
+from airbundle_onsite.signature import armored, examine, verify_unpinned
 from airbundle_onsite.system import Silent, SystemRunner
 from airbundle_onsite.verify.bundle import structure_checks, trust
 from parts import keys, need
 from parts.bundles import flip, make_bundle, snapshot
+from parts.keys import verify_signature
 
 DATA = b'{"name": "demo"}\n'
 

@@ -11,10 +11,10 @@ import pytest
 from airbundle.contract.spec import ModelTable
 from airbundle.fetch import fetch_all
 from airbundle.sources import modelscope as source_module
-from airbundle.weights import prove_model
 from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import FetchError, UsageError
 from parts.hub import Fault
+from parts.models import prove_model
 from parts.modelscope_hub import ModelScopeHub
 from parts.sources import context
 

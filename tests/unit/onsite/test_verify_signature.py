@@ -7,10 +7,11 @@ import pytest
 
 from airbundle_onsite.contract import layout
 from airbundle_onsite.errors import ExitCode, TrustError
-from airbundle_onsite.signature import ed25519_verify, verify_signature, verify_unpinned
+from airbundle_onsite.signature import ed25519_verify, verify_unpinned
 from airbundle_onsite.verify.bundle import structure_checks, trust
 from parts import need
 from parts.bundles import make_bundle
+from parts.keys import verify_signature
 
 DATA = b'{"name": "demo"}\n'
 
