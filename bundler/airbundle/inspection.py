@@ -18,6 +18,7 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
         f"  made      {made} by {manifest.tool}, {f'signed by {signer}' if signer else 'not signed'}",
         f"  for       {needs.profile.id} ({needs.profile.title}), runtime {needs.runtime}",
         f"  payload   {human_bytes(payload.size)} in {len(payload.parts)} part(s), {len(manifest.files)} files",
+        *_compression_lines(manifest),
         *_peak_lines(manifest),
         f"  serves    http://{manifest.serving.host}:{manifest.serving.port}",
     ]
@@ -47,3 +48,12 @@ def manifest_text(manifest: BundleManifest, signer: str) -> str:
 def _peak_lines(manifest: BundleManifest) -> list[str]:
     places = [f"{human_bytes(size)} {place}" for place, size in peak_of(manifest).places()]
     return [f"  {'peak disk' if number == 0 else '':9} {place}" for number, place in enumerate(places)]
+
+
+def _compression_lines(manifest: BundleManifest) -> list[str]:
+    segments = [each for entry in manifest.files for each in entry.segments if each.compressed is not None]
+    if not segments:
+        return []
+    before, after = sum(each.size for each in segments), sum(each.packed for each in segments)
+    text = f"{human_bytes(before)} take {human_bytes(after)} ({after / before:.0%})"
+    return [f"            weights compressed: {text}; this needs {', '.join(manifest.features)} of its installer"]

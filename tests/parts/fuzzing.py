@@ -11,6 +11,7 @@ import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from cryptography.hazmat.primitives import serialization as ssh
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from airbundle import profiles
+from airbundle.compress.encode import encode_block
 from airbundle.gguf import GgufError, parse_header, shape_facts
 from airbundle.oci import documents as oci
 from airbundle.signing import sign
 from airbundle.weights import prove, read_safetensors
-from airbundle_onsite import probes, tensors
+from airbundle_onsite import planes, probes, tensors
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.fingerprint import Fingerprint
 from airbundle_onsite.contract.layout import StoreLayout
@@ -183,6 +185,21 @@ def _sample_signature() -> tuple[bytes, ...]:
     cut = [body[:size] for size in (0, 6, 10, 14, 40)]
     begin, end = b"-----BEGIN SSH SIGNATURE-----\n", b"-----END SSH SIGNATURE-----\n"
     return one, one * 2, *(begin + base64.encodebytes(each) + end for each in cut)
+
+
+def _planes(data: bytes) -> None:
+    """The first four bytes say how much comes out, up to two blocks; the rest is the compressed segment."""
+    size = int.from_bytes(data[:4], "little") % (2 * planes.BLOCK) + 1
+    read = planes.ChunkReader([data[4:]]).read
+    with ThreadPoolExecutor(1) as pool:
+        made = sum(len(chunk) for chunk in planes.decoded(read, len(data) - 4, size, pool))
+    assert made == size
+
+
+def _planes_of(size: int, data: bytes) -> bytes:
+    return struct.pack("<I", size - 1) + b"".join(
+        encode_block(data[at : at + planes.BLOCK]) for at in range(0, size, planes.BLOCK)
+    )
 
 
 # --- images -------------------------------------------------------------------------------------------------
@@ -356,6 +373,17 @@ def targets() -> dict[str, Target]:
                 tar_of([(_long_member(), b"abc")]),
             ),
             (IntegrityError,),
+        ),
+        "planes": Target(
+            _planes,
+            (
+                _planes_of(2000, bytes(range(250)) * 8),
+                _planes_of(4000, bytes(4000)),
+                _planes_of(4000, b"ab\0\0" * 1000),
+                _planes_of(planes.BLOCK + 3, bytes(planes.BLOCK + 3)),
+            ),
+            (ValueError,),
+            costly=True,
         ),
         "signature": Target(_signature, _sample_signature(), (TrustError,), costly=True),
         "allowed-signers": Target(

@@ -226,7 +226,7 @@ def test_files_are_read_where_they_lie_in_the_parts(tmp_path):
         assert handle is not None
         assert handle.read() == files["images/blobs/sha256/x"]
     (bundle / "payload.tar.001").write_bytes(b"")
-    with pytest.raises(IntegrityError, match=r"payload\.tar\.001 is shorter"):
+    with pytest.raises(IntegrityError, match=r"payload\.tar\.001 ends 1500 bytes too early"):
         payload.extract(bundle, manifest, tmp_path / "again", frozenset({"config"}))
 
 
