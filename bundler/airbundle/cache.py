@@ -101,7 +101,7 @@ class Cache:
         return self.root / "blobs" / sha256[:2] / sha256
 
     def has(self, sha256: str, size: int, *, paranoid: bool = False) -> bool:
-        """Whether a whole, proven file is there; one that changed since it was proven is hashed again."""
+        """Whether a proven file of `size` bytes is there; one that changed since it was proven is hashed again."""
         path = self.path(sha256)
         try:
             status = path.stat()
@@ -147,7 +147,7 @@ class Cache:
             self._commit(path, sha256)
 
     def add_chunks(self, sha256: str, size: int, chunks: Iterable[bytes]) -> None:
-        """Put a file in from a stream that cannot be resumed. Raises FetchError as `partial` does."""
+        """Put a file of `size` bytes in from a stream that cannot be resumed. Raises FetchError as `partial` does."""
         with self.partial(sha256, size) as partial:
             if partial.whole:
                 return

@@ -63,7 +63,7 @@ class _Stream(io.RawIOBase):
 
 @record
 class Entry:
-    """A file of an archive: what it is in the cache, and how it begins."""
+    """A file of an archive: what it is in the cache, its bytes counted, and how it begins."""
 
     sha256: str
     size: int

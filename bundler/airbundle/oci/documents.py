@@ -27,7 +27,7 @@ _DEFAULT_VARIANTS = {"arm64": "v8", "arm": "v7"}
 
 @record
 class Descriptor:
-    """A blob as a manifest names it."""
+    """A blob as a manifest names it; `size` in bytes."""
 
     media_type: str
     digest: str

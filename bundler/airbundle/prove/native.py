@@ -17,7 +17,7 @@ _NEVER = (".py", ".pyi", ".pyc", ".h", ".hpp", ".cuh", ".txt", ".json", ".md", "
 
 
 def may_be_native(path: str, size: int) -> bool:
-    """Whether a file is worth looking into, by its name and size."""
+    """Whether a file is worth looking into, by its name and its size in bytes."""
     return size >= 64 and not path.endswith(_NEVER)
 
 

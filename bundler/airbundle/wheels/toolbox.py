@@ -82,7 +82,7 @@ class Toolbox(Protocol):
     directory: str
 
     def run(self, words: Sequence[str], *, timeout: float = 900) -> Completed:
-        """Run ``inside.py`` with these words, in an environment that nothing ambient steers."""
+        """Run ``inside.py`` with these words, `timeout` seconds at most, where nothing ambient steers it."""
         ...
 
     def write(self, name: str, data: bytes) -> None:

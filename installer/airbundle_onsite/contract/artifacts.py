@@ -12,7 +12,14 @@ ModelRole = Literal["model", "draft", "adapter", "projector", "vocabulary"]
 
 @record
 class Layer:
-    """A layer of an image: `digest` and `size` of the blob, `diff_id` of the uncompressed tar, and its media type."""
+    """A layer of an image.
+
+    Attributes:
+        digest: of the blob.
+        size: bytes of the blob.
+        diff_id: digest of the uncompressed tar.
+        media_type: of the blob.
+    """
 
     digest: str
     size: int

@@ -24,7 +24,7 @@ class InventoryFile:
     """A file of an installed release.
 
     Attributes:
-        path, role, size, sha256: as in the release's manifest.
+        path, role, size, sha256: as in the release's manifest; the size in bytes.
         tensors: of a safetensors or GGUF file, where they were asked for.
     """
 

@@ -23,7 +23,7 @@ class Weights:
         self._layout = layout
 
     def proven(self, sha256: str, size: int) -> bool:
-        """Whether the file is here, of that size, and as it was when it was verified."""
+        """Whether the file is here, of `size` bytes, and as it was when it was verified."""
         path = self._layout.weight(sha256)
         try:
             facts = path.lstat()

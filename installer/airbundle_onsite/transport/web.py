@@ -129,7 +129,7 @@ class WebFolder:
             yield block
 
     def small(self, name: str, limit: int = SMALL_LIMIT) -> bytes:
-        """The whole of a small file.
+        """The whole of a file of at most `limit` bytes.
 
         Raises:
             Unreadable: as `blocks`, or it is larger.

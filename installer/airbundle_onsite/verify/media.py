@@ -125,7 +125,11 @@ def read_range(descriptor: int, offset: int, size: int) -> tuple[deque[bytes], s
 
 
 def read_at(descriptor: int, buffer: memoryview, offset: int) -> int:
-    """Fill `buffer` from `offset` on, as far as one read goes. Raises Unreadable when the media fail."""
+    """Fill `buffer` from byte `offset` on, as far as one read goes. Returns the bytes read.
+
+    Raises:
+        Unreadable: the media fail.
+    """
     try:
         return os.preadv(descriptor, [buffer], offset)
     except OSError as error:

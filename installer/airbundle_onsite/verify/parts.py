@@ -23,7 +23,7 @@ _MAX_EVIDENCE = 20
 
 @record
 class Reading:
-    """What one copy gave for a piece: the SHA-256 and size found, or why it could not be read."""
+    """What one copy gave for a piece: the SHA-256 and the bytes found, or why it could not be read."""
 
     copy: Copy
     sha256: str = ""
