@@ -82,6 +82,15 @@ def debian_image(name: str, rootfs: Rootfs, config: Config) -> ImageArchive:
     return ImageArchive(directory / "image.tar", reference, facts["manifest"], facts["config"])
 
 
+def debian_tree(name: str, rootfs: Rootfs, target: Path) -> None:
+    """Unpack a Debian root filesystem into a directory; from the parts cache, or made now."""
+    need.need("images")
+    recipe = hashlib.sha256(repr((RECIPE, rootfs, platform.machine())).encode()).hexdigest()[:12]
+    kept = store.once(f"tree-{name}-{recipe}", lambda directory: _bootstrap(rootfs, directory / "rootfs.tar"))
+    target.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["tar", "-xf", str(kept / "rootfs.tar"), "-C", str(target)], check=True, timeout=120)
+
+
 def small_image(directory: Path, name: str, files: Mapping[str, bytes], config: Config = Config()) -> ImageArchive:
     """A tiny image holding just these files (mode 0755), for tests that never start it."""
     layer = io.BytesIO()

@@ -29,6 +29,7 @@ PACKAGES = {
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
     "mount.exfat-fuse": "exfat-fuse",
+    "nsenter": "util-linux",
     "openssl": "openssl",
     "podman": "podman",
     "setpriv": "util-linux",
@@ -47,6 +48,7 @@ GROUPS = {
     "ctr": ("ctr",),
     "podman": ("podman",),
     "images": ("mmdebstrap",),
+    "machine": ("mmdebstrap", "unshare", "nsenter", "ip", "mount"),
     "netns": ("unshare", "ip"),
     "ext4": ("mkfs.ext4", "mount"),
     "exfat": ("mkfs.exfat", "mount.exfat-fuse", "losetup", "mount"),
@@ -57,7 +59,7 @@ GROUPS = {
 }
 """Parts by the name used in ``@pytest.mark.real(...)``, and the programs each needs."""
 
-NEED_ROOT = frozenset({"docker", "podman", "images", "netns", "exfat", "ext4", "fat"})
+NEED_ROOT = frozenset({"docker", "podman", "images", "machine", "netns", "exfat", "ext4", "fat"})
 
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
