@@ -8,7 +8,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, Optional
 
-from airbundle_onsite.commands import COMMANDS, Command, Options
+from airbundle_onsite.commands import COMMANDS
+from airbundle_onsite.commands.base import Command, Options
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.record import near_miss
 from airbundle_onsite.deploy.signers import TrustOptions

@@ -14,7 +14,8 @@ from typing import Optional, TextIO
 import airbundle_onsite
 from airbundle_onsite import streams
 from airbundle_onsite.arguments import help_text, parse
-from airbundle_onsite.commands import COMMANDS, Report
+from airbundle_onsite.commands import COMMANDS
+from airbundle_onsite.commands.base import Report
 from airbundle_onsite.console import Console
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.layout import StoreLayout
