@@ -7,7 +7,7 @@ from pathlib import Path
 from airbundle_onsite.commands.base import Options, Report, outcome_report
 from airbundle_onsite.contract.checks import exit_code
 from airbundle_onsite.contract.record import to_plain
-from airbundle_onsite.deploy import activate, operate, signers, status, support
+from airbundle_onsite.deploy import activate, operate, restart, signers, status, support
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text
@@ -63,7 +63,7 @@ def run_restart(site: Site, options: Options) -> Report:
     return _started(operate.start(site, _name(site, options), afresh=True))
 
 
-def _started(started: operate.Started) -> Report:
+def _started(started: restart.Started) -> Report:
     made = started.release.record
     text = f"{made.name} {made.version} answers at http://{made.host}:{made.port}"
     if started.restarted:

@@ -9,6 +9,7 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.guard import undoing
 from airbundle_onsite.deploy.preflight import HostRefused, examine
+from airbundle_onsite.deploy.restart import see_that_it_answers
 from airbundle_onsite.deploy.transaction import (
     Before,
     BringUp,
@@ -19,6 +20,7 @@ from airbundle_onsite.deploy.transaction import (
 )
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, IntegrityError, UsageError
+from airbundle_onsite.runtimes.base import Instance
 from airbundle_onsite.store.journal import Transaction
 from airbundle_onsite.store.releases import StagedRelease
 
@@ -35,7 +37,8 @@ class Outcome:
     """What a deployment came to.
 
     Attributes:
-        action: ``installed``, ``staged``, ``activated`` or ``unchanged``.
+        action: ``installed``, ``staged``, ``activated``, ``unchanged``, or ``restarted`` for what was there and gave no
+            token.
         name, version: the release.
         host, port: where it answers; port 0 when it is only staged.
         previous: what `--rollback` goes back to.
@@ -66,8 +69,9 @@ def activate(site: Site, name: str, version: str, *, port: Optional[int] = None,
     with site.exclusive():
         recover(site)
         release, old = site.store.load(name, version), before(site, name)
-        if site.store.active(name) == version and running_instance(site, release) is not None:
-            return outcome(site, "unchanged", release, began, f"{name} {version} is active and running already")
+        instance = running_instance(site, release) if site.store.active(name) == version else None
+        if instance is not None:
+            return still_running(site, release, instance, began, f"{name} {version} is active and running already")
         require_complete(site, release)
         verdict = examine(site, release.manifest, old, bundle=None, port=port or release.record.port)
         if verdict.failed or verdict.plan is None:
@@ -134,6 +138,14 @@ def facts_of(made: ReleaseRecord, old: Before, *, was_staged: bool) -> dict[str,
         "manifest_sha256": made.manifest_sha256,
         "old_port": old.release.record.port if old.release else 0,
     }
+
+
+def still_running(site: Site, release: StagedRelease, instance: Instance, began: float, text: str) -> Outcome:
+    """The outcome for what is active and runs as it was wanted: nothing to do, unless it does not answer."""
+    started = see_that_it_answers(site, release, instance)
+    if started.restarted:
+        return outcome(site, "restarted", started.release, began, f"{text}, and was restarted: {started.restarted}")
+    return outcome(site, "unchanged", started.release, began, f"{text}: nothing was changed")
 
 
 def outcome(site: Site, action: str, release: StagedRelease, began: float, answer: str) -> Outcome:

@@ -14,7 +14,16 @@ from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy import control
-from airbundle_onsite.deploy.activate import Declined, Outcome, answers, bring_up, facts_of, outcome, require_complete
+from airbundle_onsite.deploy.activate import (
+    Declined,
+    Outcome,
+    answers,
+    bring_up,
+    facts_of,
+    outcome,
+    require_complete,
+    still_running,
+)
 from airbundle_onsite.deploy.guard import undoing
 from airbundle_onsite.deploy.preflight import HostRefused, HostWarned, Verdict, examine
 from airbundle_onsite.deploy.signers import Signers, TrustOptions
@@ -25,6 +34,7 @@ from airbundle_onsite.deploy.transaction import (
     files_of,
     plan_of,
     recover,
+    running_instance,
     stop_old,
 )
 from airbundle_onsite.deploy.world import Site
@@ -211,7 +221,10 @@ def _install_again(
     is_active = site.store.active(made.name) == made.version
     if is_active and old.running and options.port in (None, made.port):
         signers.remember(trusted)
-        text = f"{made.name} {made.version} is installed and running already: nothing was changed"
+        text = f"{made.name} {made.version} is installed and running already"
+        instance = None if options.stage_only else running_instance(site, here)
+        if instance is not None:
+            return still_running(site, here, instance, began, text)
         return outcome(site, "unchanged", here, began, text)
     require_complete(site, here)
     if options.stage_only:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Optional
 
 from airbundle_onsite import runtimes
@@ -13,11 +13,11 @@ from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy import boot
 from airbundle_onsite.deploy.activate import Declined
 from airbundle_onsite.deploy.ports import in_use, owner
-from airbundle_onsite.deploy.restart import Fault, find_fault, restart
-from airbundle_onsite.deploy.transaction import await_service, begin_service, files_of, recover, running_instance
+from airbundle_onsite.deploy.restart import Started, answering, see_that_it_answers
+from airbundle_onsite.deploy.transaction import begin_service, files_of, recover, running_instance
 from airbundle_onsite.deploy.world import Site
 from airbundle_onsite.errors import AirbundleError, DeployError, PreflightError, UsageError
-from airbundle_onsite.runtimes.base import Instance, Runtime
+from airbundle_onsite.runtimes.base import Runtime
 from airbundle_onsite.smoke.latency import Latency, latency_check, measure_latency
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.releases import StagedRelease
@@ -47,14 +47,6 @@ def active_release(site: Site, name: str) -> StagedRelease:
     return site.store.load(name, version)
 
 
-@record
-class Started:
-    """What `start` came to: the release, and why it was restarted although it ran; empty when it was not."""
-
-    release: StagedRelease
-    restarted: str = ""
-
-
 def start(site: Site, name: str, *, afresh: bool = False) -> Started:
     """See to it that the active release answers: start it, wait while it loads, restart it when it never will.
 
@@ -73,35 +65,14 @@ def start(site: Site, name: str, *, afresh: bool = False) -> Started:
         instance = running_instance(site, release)
         if instance is None:
             _require_port(release.record)
-            return Started(_answering(site, release, lambda: begin_service(site, release)))
-        fault = Fault("asked for") if afresh else find_fault(site, release, instance)
-        if fault is None:
-            return Started(_noted(site, release, instance))
-        site.talk.say(f"Restarting {name} {release.record.version}: {fault.text()}")
-        return Started(_answering(site, release, lambda: restart(site, release)), fault.text())
+            return Started(answering(site, release, lambda: begin_service(site, release)))
+        return see_that_it_answers(site, release, instance, afresh=afresh)
 
 
 def _require_port(made: ReleaseRecord) -> None:
     if in_use(made.host, made.port):
         holder = owner(made.port) or "a process that this user may not see"
         raise PreflightError(f"port {made.port} on {made.host} is in use by {holder}", remedy="stop that process")
-
-
-def _answering(site: Site, release: StagedRelease, begin: Callable[[], Instance]) -> StagedRelease:
-    try:
-        return await_service(site, release, begin())
-    except DeployError:
-        raise
-    except AirbundleError as error:
-        raise DeployError(error.summary, restored=None, remedy=error.remedy, details=error.details) from error
-
-
-def _noted(site: Site, release: StagedRelease, instance: Instance) -> StagedRelease:
-    """The record of a release that has just answered, in a life that it may not know yet."""
-    life, details = site.runtime(release.record.runtime).state(instance).life, release.record.instance
-    if not life or life == details.get("life"):
-        return release
-    return site.store.save(release, instance={**details, "life": life})
 
 
 def stop(site: Site, name: str) -> StagedRelease:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Optional
 
 from airbundle_onsite.contract.checks import CheckResult
@@ -17,9 +17,9 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.deploy.guard import undoing
 from airbundle_onsite.deploy.ports import connections
 from airbundle_onsite.deploy.redact import redact
-from airbundle_onsite.deploy.transaction import Before, begin_service, files_of, stop_old
+from airbundle_onsite.deploy.transaction import Before, await_service, begin_service, files_of, stop_old
 from airbundle_onsite.deploy.world import Site
-from airbundle_onsite.errors import AirbundleError
+from airbundle_onsite.errors import AirbundleError, DeployError
 from airbundle_onsite.runtimes.base import Instance, InstanceState
 from airbundle_onsite.smoke.patterns import scan_log
 from airbundle_onsite.smoke.ready import wait_ready
@@ -48,6 +48,50 @@ class Fault:
     def text(self) -> str:
         """In one line."""
         return self.reason + (f" (its log: {self.evidence[-1]})" if self.evidence else "")
+
+
+@record
+class Started:
+    """What starting came to: the release, and why it was restarted although it ran; empty when it was not."""
+
+    release: StagedRelease
+    restarted: str = ""
+
+
+def see_that_it_answers(site: Site, release: StagedRelease, instance: Instance, *, afresh: bool = False) -> Started:
+    """Wait for a token of a service that is up, and restart it when none will come. The lock must be held.
+
+    Args:
+        site: where.
+        release: what is active; instance: its service.
+        afresh: restart it also when it answers.
+
+    Raises:
+        DeployError: it does not come up again.
+    """
+    fault = Fault("asked for") if afresh else find_fault(site, release, instance)
+    if fault is None:
+        return Started(_noted(site, release, instance))
+    site.talk.say(f"Restarting {release.record.name} {release.record.version}: {fault.text()}")
+    return Started(answering(site, release, lambda: restart(site, release)), fault.text())
+
+
+def answering(site: Site, release: StagedRelease, begin: Callable[[], Instance]) -> StagedRelease:
+    """Begin a service, and wait until it answers. Raises DeployError when it does not."""
+    try:
+        return await_service(site, release, begin())
+    except DeployError:
+        raise
+    except AirbundleError as error:
+        raise DeployError(error.summary, restored=None, remedy=error.remedy, details=error.details) from error
+
+
+def _noted(site: Site, release: StagedRelease, instance: Instance) -> StagedRelease:
+    """The record of a release that has just answered, in a life that it may not know yet."""
+    life, details = site.runtime(release.record.runtime).state(instance).life, release.record.instance
+    if not life or life == details.get("life"):
+        return release
+    return site.store.save(release, instance={**details, "life": life})
 
 
 def loading_left(release: StagedRelease, plan: LaunchPlan, seen: InstanceState) -> float:

@@ -101,6 +101,15 @@ def test_a_frozen_one_is_restarted_and_its_log_kept(one: Site) -> None:
     assert one.run("start", "--json").json["restarted"] == ""
 
 
+def test_the_same_bundle_again_mends_one_that_is_frozen(one: Site, bundle: Path) -> None:
+    assert one.install(bundle, "--json").json["action"] == "unchanged"
+    with frozen(one):
+        done = one.install(bundle, "--json")
+        assert (done.code, done.json["action"]) == (0, "restarted"), done
+        assert "was restarted: " in done.json["answer"]
+    assert one.answer() == "Paris, says v1"
+
+
 def test_one_that_hangs_while_its_health_is_green_is_restarted(one: Site) -> None:
     fault = break_with(one, "hang")
     started = one.begin("start")
