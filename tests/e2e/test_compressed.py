@@ -246,8 +246,8 @@ def test_what_does_not_decompress_is_refused(
     done = site.install(bundle)
     assert done.code == 5, done
     needed = {
-        "bomb": "block 0 of 1: plane 0: it holds more than the 1048576 bytes needed",
-        "short": "block 0 of 1: plane 0: it ends after 1048575 bytes, needed 1048576",
+        "bomb": "block 0 of 1: plane 0: it holds more than the 262144 bytes needed",
+        "short": "block 0 of 1: plane 0: it ends after 262143 bytes, needed 262144",
         "content": "put together, it has SHA-256",
     }[kind]
     assert needed in done.err

@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.planes import WIDTHS, decode_block
 
-_SAMPLE = 32 * 1024
+_SAMPLE = 16 * 1024
 _WORTH = 0.95  # a plane that takes more than this of its bytes stays as it is: reading it must cost nothing then
 _MEMORY = 9  # DEFLATE's memLevel: the most symbols that share a Huffman code
 
 
 def encode_block(data: bytes) -> bytes:
-    """A block of 1 to 1,048,576 bytes with its header; the same bytes always give the same block.
+    """A block of 1 to 262,144 bytes with its header; the same bytes always give the same block.
 
     Raises:
         IntegrityError: decoded again it is not what went in.
@@ -44,7 +44,7 @@ def split_planes(data: bytes, width: int) -> list[bytes]:
 
 def planes_worth(data: bytes) -> tuple[bool, ...]:
     """For each plane of the block whether it is worth compressing, in the number of planes that makes it smallest; as
-    far as 32 KiB from its middle tell."""
+    far as 16 KiB from its middle tell."""
     begin = max(0, (len(data) - _SAMPLE) // 2) & ~(max(WIDTHS) - 1)
     sample = data[begin : begin + _SAMPLE]
     best: tuple[bool, ...] = (False,)

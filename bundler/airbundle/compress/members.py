@@ -31,7 +31,7 @@ FORMAT = 1
 
 _SMALLEST = 64 * 1024  # a run below this many bytes travels as it is
 _WORTH = 0.97  # a run of which more is left travels as it is: its bytes can then be checked by hand
-_PROBES = 16  # blocks that are tried before all of a run is compressed
+_PROBES = 32  # blocks that are tried before all of a run is compressed
 _MOST_WORKERS = 16  # each has two blocks in memory
 _AHEAD = 2
 

@@ -28,7 +28,7 @@ from parts import floats, tuned
 from parts.bundles import make_bundle
 
 VALUES = floats.normal(100_000)
-BF16, FP16, FP32 = floats.bf16(VALUES), floats.fp16(VALUES), VALUES.tobytes()
+BF16, FP16, FP32 = floats.bf16(VALUES), floats.fp16(VALUES), VALUES.tobytes()[:BLOCK]
 NOISE = random.Random(5).randbytes(200_000)
 PATH = "models/demo/model.safetensors"
 

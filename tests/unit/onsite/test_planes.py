@@ -80,7 +80,7 @@ SOUND = block([deflate(bytes(500)), bytes(range(250)) * 2])
         (SOUND[:-1], 1000, "it needs"),
         (SOUND, 1001, "plane 0"),
         (SOUND, BLOCK + 1000, "block [01] of 2: "),
-        (block([BOMB]), BLOCK, "plane 0: it holds more than the 1048576 bytes needed"),
+        (block([BOMB]), BLOCK, "plane 0: it holds more than the 262144 bytes needed"),
     ],
 )
 def test_what_is_unsound_is_named(data: bytes, size: int, message: str) -> None:
