@@ -197,7 +197,7 @@ def _gpu(fingerprint: Fingerprint) -> GpuProfile | None:
     return GpuProfile(
         names=(re.escape(str(first.name)),),
         capability=str(first.capability),
-        memory=int(min(gpu.memory_total or 0 for gpu in alike) * _GPU_MEMORY_SHARE),
+        memory=min(map(_dependable_memory, alike)),
         count=len(alike),
         min_driver=facts.driver or "",
         bandwidth=known.bandwidth if known else 0,
@@ -205,6 +205,14 @@ def _gpu(fingerprint: Fingerprint) -> GpuProfile | None:
         link=_link(fingerprint, {gpu.index for gpu in alike}),
         dtypes=known.dtypes if known else (),
     )
+
+
+def _dependable_memory(gpu: Gpu) -> int:
+    """Bytes that an engine finds: what is free while nothing runs, as the driver's own share counts in the total."""
+    total = gpu.memory_total or 0
+    if gpu.processes == 0 and gpu.memory_free and total * _GPU_MEMORY_SHARE < gpu.memory_free <= total:
+        return gpu.memory_free
+    return int(total * _GPU_MEMORY_SHARE)
 
 
 def _most_alike(devices: Sequence[Gpu]) -> list[Gpu]:

@@ -25,6 +25,9 @@ from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.errors import UsageError
 from airbundle_onsite.versions import compare
 
+# An engine whose cache is this much smaller than the lowest that was counted runs otherwise than planned.
+_TOLERATED = 0.95
+
 
 def read_model(config: Mapping[str, Any], *, size: int = 0) -> Model:
     """A model from its config.json.
@@ -153,6 +156,7 @@ def _settled(chosen: Candidate, size: Size, request: Request, target: Target) ->
         "batched_tokens": size.full.batched_tokens,
         "utilization": round(size.full.utilization or size.way.utilization, 3),
         "kv_dtype": size.way.kv_dtype,
+        "cache_tokens": max(0, int(size.full.tokens.low * _TOLERATED)) if target.gpus else 0,
         "driver_needed": version(driver_needed(cuda)) if cuda and target.gpus else None,
     }
 

@@ -40,7 +40,11 @@ class Rule:
 
 @record
 class Expectation:
-    """A log line that must not come otherwise than planned: it matches only what differs from the plan."""
+    """A log line that must not come otherwise than planned: it matches only what differs from the plan.
+
+    Attributes:
+        at_least: a whole number, as text with facts in it; the line then differs when its number is lower.
+    """
 
     id: str
     regex: str
@@ -50,6 +54,7 @@ class Expectation:
     versions: str = ""
     level: Literal["warn", "fail"] = "warn"
     source: str = ""
+    at_least: str = ""
 
 
 @record
@@ -100,7 +105,9 @@ def expectations(facts: EngineFacts, version: str, known: Mapping[str, Value]) -
     for item in rule_file(facts.name).expect:
         if item.id not in found and covers(item.versions, version) and holds(item.when, known):
             meaning = filled(item.meaning, words)
-            found[item.id] = LogPattern(item.id, filled(item.regex, words), item.level, meaning, item.remedy)
+            lowest = int(filled(item.at_least, words)) if item.at_least else None
+            regex = filled(item.regex, words)
+            found[item.id] = LogPattern(item.id, regex, item.level, meaning, item.remedy, lowest)
     return tuple(found.values())
 
 

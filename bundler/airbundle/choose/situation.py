@@ -176,7 +176,7 @@ NAMES = frozenset(
         *("format", "model_type", "architecture", "dtype", "quantization", "experts", "heads", "kv_heads", "head_dim"),
         *("layers", "native_context", "latent", "windowed", "recurrent", "vision", "custom_code"),
         *("engine", "version", "cuda", "workload"),
-        *("tensor", "pipeline", "copies", "sequences", "batched_tokens", "utilization", "kv_dtype"),
+        *("tensor", "pipeline", "copies", "sequences", "batched_tokens", "utilization", "kv_dtype", "cache_tokens"),
         *("whole_experts", "driver_needed"),
     }
 )

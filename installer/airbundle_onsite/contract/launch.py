@@ -92,6 +92,7 @@ class LogPattern:
         level: ``fact`` reports the value; ``warn`` and ``fail`` mean a silent downgrade.
         meaning: sentence for a person.
         remedy: what to change.
+        at_least: with it a line matters only when the number in its first named group, which may have commas, is lower.
     """
 
     id: str
@@ -99,6 +100,7 @@ class LogPattern:
     level: Literal["fact", "warn", "fail"]
     meaning: str
     remedy: str = ""
+    at_least: Optional[int] = None
 
 
 @record

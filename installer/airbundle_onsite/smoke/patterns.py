@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Optional
 
@@ -32,7 +33,7 @@ def _scan(pattern: LogPattern, lines: list[str]) -> Optional[CheckResult]:
             remedy="report it to whoever built the bundle",
         )
     found = [match for match in map(expression.search, lines) if match]
-    if not found:
+    if not found or (pattern.at_least is not None and _number(found[-1]) >= pattern.at_least):
         return None
     # The last match: an engine that restarted says it again, and the newest is what runs.
     values = {name: value for name, value in found[-1].groupdict().items() if value is not None}
@@ -41,7 +42,17 @@ def _scan(pattern: LogPattern, lines: list[str]) -> Optional[CheckResult]:
         f"log.{pattern.id}",
         _STATUS[pattern.level],
         f"{pattern.meaning} ({actual})" if actual else pattern.meaning,
+        expected="" if pattern.at_least is None else f"at least {pattern.at_least:,}",
         actual=actual,
         remedy="" if pattern.level == "fact" else pattern.remedy,
         evidence=tuple(dict.fromkeys(match.string.strip() for match in found[-_EXAMPLES:])),
     )
+
+
+def _number(match: re.Match[str]) -> float:
+    """The number in the first named group; infinity, which nothing is above, when there is none."""
+    values = [value for value in match.groupdict().values() if value is not None]
+    try:
+        return float(values[0].replace(",", "")) if values else math.inf
+    except ValueError:
+        return math.inf

@@ -84,6 +84,7 @@ def test_a_start_as_planned_meets_no_expectation(log: str, model: str, context: 
         ("dtype=torch.bfloat16", "dtype=torch.float16", "vllm.expected-dtype", "dtype=float16"),
         ("kv_cache_dtype=auto", "kv_cache_dtype=fp8", "vllm.expected-kv-dtype", "dtype=fp8"),
         ("max_seq_len=4096", "max_seq_len=2048", "vllm.expected-context", "context=2048"),
+        ("2,032,976 tokens", "1,632,976 tokens", "vllm.expected-kv-tokens", "tokens=1,632,976"),
     ],
 )
 def test_a_silent_downgrade_is_told(old: str, new: str, identifier: str, actual: str) -> None:
