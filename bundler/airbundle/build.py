@@ -102,40 +102,72 @@ def build(
     """
     _require_cached(lock, cache)
     lock = prove_models(lock, cache, talk)
-    rollback = difference.rollback if difference else None
-    final = output / directory_name(lock.spec.bundle.name, lock.spec.bundle.version, rollback)
+    final = _place(output, lock, difference, replace=replace)
+    draft = _draft(lock, cache, talk, environ, config=config or {}, difference=difference, compress=compress)
+    output.mkdir(parents=True, exist_ok=True)
+    require_space(output, draft.payload_plan.size)
+    partial = output / f".{final.name}.partial"
+    with claimed(partial):
+        signer = ", ".join(key.fingerprint for key in keys)
+        manifest = _write(partial, draft, part_size, talk, signer)
+        if examine is not None:
+            found = dict(examine(partial))
+            found |= _reviewed(draft, manifest, found, signer)
+            manifest = _add_beside(partial, manifest, found)
+        if keys:
+            write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
+        publish(partial, final)
+    return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()), draft.compression)
+
+
+@record
+class _Draft:
+    """Everything that is decided before a byte is written."""
+
+    lock: BundleLock
+    contents: Contents
+    compression: Compression | None
+    inventory: Inventory
+    payload_plan: PayloadPlan
+    plans: tuple[LaunchPlan, ...]
+    created: int
+
+
+def _place(output: Path, lock: BundleLock, difference: Difference | None, *, replace: bool) -> Path:
+    """The directory that the bundle will have. Raises UsageError when it is there and may not be replaced."""
+    name, version = lock.spec.bundle.name, lock.spec.bundle.version
+    final = output / directory_name(name, version, difference.rollback if difference else None)
     if final.exists() and not replace:
         raise UsageError(
             f"{final} exists already",
-            remedy=f"give the bundle a new version with --set bundle.version={next_version(lock.spec.bundle.version)}, "
+            remedy=f"give the bundle a new version with --set bundle.version={next_version(version)}, "
             "or replace it with --force",
         )
+    return final
+
+
+def _draft(
+    lock: BundleLock,
+    cache: Cache,
+    talk: Talk,
+    environ: Mapping[str, str],
+    *,
+    config: Mapping[str, bytes],
+    difference: Difference | None,
+    compress: bool,
+) -> _Draft:
     engine = engines.create(lock.spec.engine.name)
-    plans = engine.plans(lock)
+    plans = tuple(engine.plans(lock))
     require_images(plans, lock.images)
-    own = {LOCK_FILE: lock_document(lock), **engine.config_files(lock), **(config or {})}
-    contents = collect(lock, cache, own)
+    contents = collect(lock, cache, {LOCK_FILE: lock_document(lock), **engine.config_files(lock), **config})
     if difference is not None:
         contents = leave_out(contents, lock, cache, difference, talk)
     compression = compress_members(contents.members, cache, talk) if compress else None
     if compression is not None:
         contents = dataclasses.replace(contents, members=compression.members)
-    inventory = take_inventory(lock, cache)
     created = bundle_time(lock, environ)
     payload_plan = plan_payload(contents.members, created)
-    output.mkdir(parents=True, exist_ok=True)
-    require_space(output, payload_plan.size)
-    partial = output / f".{final.name}.partial"
-    with claimed(partial):
-        manifest = _write(partial, lock, contents, inventory, payload_plan, plans, created, part_size, talk, keys)
-        if examine is not None:
-            found = dict(examine(partial))
-            found |= _reviewed(lock, manifest, inventory, found, keys)
-            manifest = _add_beside(partial, manifest, found)
-        if keys:
-            write_synced(partial / layout.SIGNATURE, sign_all((partial / layout.MANIFEST).read_bytes(), keys), 0o644)
-        publish(partial, final)
-    return Built(final, manifest, sum(path.stat().st_size for path in final.iterdir()), compression)
+    return _Draft(lock, contents, compression, take_inventory(lock, cache), payload_plan, plans, created)
 
 
 def _require_cached(lock: BundleLock, cache: Cache) -> None:
@@ -178,46 +210,29 @@ def require_images(plans: Sequence[LaunchPlan], images: Sequence[LockedImage]) -
         )
 
 
-def _write(
-    directory: Path,
-    lock: BundleLock,
-    contents: Contents,
-    inventory: Inventory,
-    payload_plan: PayloadPlan,
-    plans: Sequence[LaunchPlan],
-    created: int,
-    part_size: int,
-    talk: Talk,
-    keys: Sequence[SigningKey],
-) -> BundleManifest:
-    advance = counter(talk, "assembling", payload_plan.size)
-    payload = write_payload(payload_plan, directory, part_size=part_size, advance=advance)
-    draft = _manifest(lock, contents, payload_plan, payload, plans, created, ())
-    outer = {**render_outer(draft), layout.ONSITE: onsite_pyz(created)}
-    signer = ", ".join(key.fingerprint for key in keys)
-    outer |= review_files(lock, dataclasses.replace(draft, outer=outer_entries(outer)), inventory, signer=signer)
-    manifest = _manifest(lock, contents, payload_plan, payload, plans, created, outer_entries(outer))
+def _write(directory: Path, draft: _Draft, part_size: int, talk: Talk, signer: str) -> BundleManifest:
+    lock, created = draft.lock, draft.created
+    advance = counter(talk, "assembling", draft.payload_plan.size)
+    payload = write_payload(draft.payload_plan, directory, part_size=part_size, advance=advance)
+    bare = _manifest(draft, payload, ())
+    outer = {**render_outer(bare), layout.ONSITE: onsite_pyz(created)}
+    outer |= review_files(lock, dataclasses.replace(bare, outer=outer_entries(outer)), draft.inventory, signer=signer)
+    manifest = _manifest(draft, payload, outer_entries(outer))
     for name, data in sorted(outer.items()):
         write_synced(directory / name, data, 0o755 if name == layout.INSTALLER else 0o644)
     write_manifest(directory, manifest)
     return manifest
 
 
-def _reviewed(
-    lock: BundleLock,
-    manifest: BundleManifest,
-    inventory: Inventory,
-    found: Mapping[str, bytes],
-    keys: Sequence[SigningKey],
-) -> dict[str, bytes]:
+def _reviewed(draft: _Draft, manifest: BundleManifest, found: Mapping[str, bytes], signer: str) -> dict[str, bytes]:
     """The reviewer's page again, with what the rehearsal showed; nothing when there was none."""
     if REPORT_FILE not in found:
         return {}
     report = decode_json(RehearsalReport, found[REPORT_FILE], REPORT_FILE)
     kept = [item for item in manifest.outer if item.name != layout.CONTENTS]
     listed = dataclasses.replace(manifest, outer=(*kept, *outer_entries(found)))
-    signer = ", ".join(key.fingerprint for key in keys)
-    return {layout.CONTENTS: render_contents(lock, listed, inventory, signer=signer, rehearsal=report)}
+    page = render_contents(draft.lock, listed, draft.inventory, signer=signer, rehearsal=report)
+    return {layout.CONTENTS: page}
 
 
 def _add_beside(directory: Path, manifest: BundleManifest, files: Mapping[str, bytes]) -> BundleManifest:
@@ -231,16 +246,9 @@ def _add_beside(directory: Path, manifest: BundleManifest, files: Mapping[str, b
     return manifest
 
 
-def _manifest(
-    lock: BundleLock,
-    contents: Contents,
-    payload_plan: PayloadPlan,
-    payload: Payload,
-    plans: Sequence[LaunchPlan],
-    created: int,
-    outer: tuple[OuterFile, ...],
-) -> BundleManifest:
-    spec, files = lock.spec, payload_plan.entries()
+def _manifest(draft: _Draft, payload: Payload, outer: tuple[OuterFile, ...]) -> BundleManifest:
+    lock, contents, created = draft.lock, draft.contents, draft.created
+    spec, files = lock.spec, draft.payload_plan.entries()
     kept = sum(member.size for member in contents.members if member.role != "image")
     return BundleManifest(
         schema_version=SCHEMA_VERSION,
@@ -263,7 +271,7 @@ def _manifest(
         images=contents.images,
         wheels=contents.wheels,
         models=contents.models,
-        launch=tuple(plans),
+        launch=draft.plans,
         smoke=smoke_tests(lock),
         provenance=_provenance(lock),
         bases=contents.bases,

@@ -36,11 +36,32 @@ from airbundle.rehearse import run as rehearsal
 from airbundle.signing import SigningKey
 from airbundle.splitting import pack
 from airbundle_onsite.contract import layout
-from airbundle_onsite.contract.record import encode
+from airbundle_onsite.contract.record import encode, record
 from airbundle_onsite.errors import ExitCode, UsageError
 from airbundle_onsite.render import checks_text
 from airbundle_onsite.system import SystemRunner
 from airbundle_onsite.units import human_bytes
+
+
+@record
+class How:
+    """How to build, whatever it is that is built.
+
+    Attributes:
+        part_size: bytes per part; 0 for a single one.
+        force: replace a bundle of the same name and version.
+        rehearsed: let its installer run here first.
+        unproven: build although the closure proof failed.
+        compress: compress weights that shrink.
+        keys: sign with these.
+    """
+
+    part_size: int = layout.DEFAULT_PART_SIZE
+    force: bool = False
+    rehearsed: bool = False
+    unproven: bool = False
+    compress: bool = False
+    keys: tuple[SigningKey, ...] = ()
 
 
 @click.command("build")
@@ -90,99 +111,62 @@ def build_command(
     a site back to an older release.
     """
     options = wanted(base, base_skip, back_to, back_from)
-    if (base or back_to) and rehearsed:
+    _refuse_contradictions(options, spec_path, rehearsed=rehearsed, dry_run=dry_run)
+    keys = () if dry_run else tuple(open_keys(sign_keys))
+    how = How(part_size, force, rehearsed, unproven, bool(compress), keys)
+    if options.back_to is not None:
+        built = _build_way_back(app, options, options.back_to, output, how)
+    else:
+        assert spec_path is not None
+        made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
+        difference = difference_of(app, options)
+        if dry_run:
+            planned = plan_build(made, app.cache, part_size, difference, app.console)
+            app.result(plan_text(planned), planned)
+            return
+        built = fetch_and_build(app, made, spec_path, output, how, difference)
+    _report_built(app, built, how, single=single)
+
+
+def _refuse_contradictions(options: Wanted, spec_path: Path | None, *, rehearsed: bool, dry_run: bool) -> None:
+    if (options.base or options.back_to) and rehearsed:
         raise UsageError(
             "--rehearse with a base: the installer would find nothing here to build on",
             remedy="build and rehearse the full bundle, then build this one without --rehearse",
         )
-    keys = [] if dry_run else open_keys(sign_keys)
-    if back_to is not None:
-        if spec_path is not None or dry_run:
-            raise UsageError("--rollback-to takes no SPEC and no --dry-run", remedy="name the older bundle or its lock")
-        built = _build_way_back(
-            app,
-            options,
-            output,
-            part_size=part_size,
-            force=force,
-            unproven=unproven,
-            keys=keys,
-            compress=bool(compress),
-        )
-        _report_built(app, built, keys, single=single, force=force)
-        return
-    if spec_path is None:
+    if options.back_to is not None and (spec_path is not None or dry_run):
+        raise UsageError("--rollback-to takes no SPEC and no --dry-run", remedy="name the older bundle or its lock")
+    if options.back_to is None and spec_path is None:
         raise UsageError("no SPEC was named", remedy="for example: airbundle build bundle.toml")
-    made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
-    if dry_run:
-        planned = plan_build(made, app.cache, part_size, difference_of(app, options), app.console)
-        app.result(plan_text(planned), planned)
-        return
-    built = fetch_and_build(
-        app,
-        made,
-        spec_path,
-        output,
-        part_size=part_size,
-        force=force,
-        rehearsed=rehearsed,
-        unproven=unproven,
-        keys=keys,
-        difference=difference_of(app, options),
-        compress=bool(compress),
-    )
-    _report_built(app, built, keys, single=single, force=force)
 
 
-def _build_way_back(
-    app: App,
-    options: Wanted,
-    output: Path,
-    *,
-    part_size: int,
-    force: bool,
-    unproven: bool,
-    keys: Sequence[SigningKey],
-    compress: bool,
-) -> Built:
+def _build_way_back(app: App, options: Wanted, back_to: Path, output: Path, how: How) -> Built:
     """A bundle that leads back, from the older one's bundle or its lock."""
     difference, lock = way_back(app, options)
-    assert options.back_to is not None
-    if lock is None:
-        return rebase(
-            options.back_to,
-            difference,
-            app.cache,
-            output,
-            part_size=part_size,
-            talk=app.console,
-            replace=force,
-            keys=keys,
-            compress=compress,
-        )
-    return fetch_and_build(
-        app,
-        lock,
-        options.back_to,
+    if lock is not None:
+        return fetch_and_build(app, lock, back_to, output, how, difference)
+    return rebase(
+        back_to,
+        difference,
+        app.cache,
         output,
-        part_size=part_size,
-        force=force,
-        unproven=unproven,
-        keys=keys,
-        difference=difference,
-        compress=compress,
+        part_size=how.part_size,
+        talk=app.console,
+        replace=how.force,
+        keys=how.keys,
+        compress=how.compress,
     )
 
 
-def _report_built(app: App, built: Built, keys: Sequence[SigningKey], *, single: bool, force: bool) -> None:
-    signers = [key.fingerprint for key in keys]
+def _report_built(app: App, built: Built, how: How, *, single: bool) -> None:
+    signers = [key.fingerprint for key in how.keys]
     data = {"bundle": str(built.directory), "size": built.size, "manifest": built.manifest, "signed_by": signers}
     if built.compression is not None:
         data["compressed"] = {"saved": built.compression.saved, "weights": built.compression.weights}
     text = f"{built_text(built)}\n{signed_text(built.directory, signers)}"
     if single:
         file = built.directory.with_name(f"{built.directory.name}.tar")
-        count = pack(built.directory, file, app.console, replace=force)
+        count = pack(built.directory, file, app.console, replace=how.force)
         text, data = f"{text}\n{tar_text(file, count)}", {**data, "bundle": str(file), "size": count}
     app.result(text, data)
 
@@ -196,7 +180,7 @@ def demo_command(app: App, directory: Path | None) -> None:
     work.mkdir(parents=True, exist_ok=True)
     path = data_dir("manifests") / "demo-smollm2.toml"
     made = fresh_lock(app, path, work / "demo-smollm2.lock.json", ())
-    built = fetch_and_build(app, made, path, work, part_size=layout.DEFAULT_PART_SIZE, force=True)
+    built = fetch_and_build(app, made, path, work, How(force=True))
     app.console.say(built_text(built))
     code = demo.site_half(built.directory, work / "site", demo.free_port(), SystemRunner(), app.console)
     if code:
@@ -208,36 +192,30 @@ def fetch_and_build(
     made: BundleLock,
     spec_path: Path,
     output: Path,
-    *,
-    part_size: int,
-    force: bool,
-    rehearsed: bool = False,
-    unproven: bool = False,
-    keys: Sequence[SigningKey] = (),
+    how: How,
     difference: Difference | None = None,
-    compress: bool = False,
 ) -> Built:
     """Fetch what the cache lacks, prove that it all fits together and the target, and assemble."""
     context = app.context(spec_path.absolute().parent)
     fetch_all(made.items(), lambda scheme: sources.create(scheme, context), app.cache, app.console)
     wheels.seal(made, context)
     proof = prove_lock(made, app.cache)
-    if not unproven:
+    if not how.unproven:
         proof.require()
     rehearse = rehearsal.examiner(rehearsal.Settings(), runner=context.runner, environ=os.environ, talk=app.console)
     return build(
         made,
         app.cache,
         output,
-        part_size=part_size,
+        part_size=how.part_size,
         environ=os.environ,
         talk=app.console,
-        replace=force,
+        replace=how.force,
         config={PROOF_FILE: encode(proof)},
-        examine=rehearse if rehearsed else None,
-        keys=keys,
+        examine=rehearse if how.rehearsed else None,
+        keys=how.keys,
         difference=difference,
-        compress=compress or bool(made.spec.bundle.compress),
+        compress=how.compress or bool(made.spec.bundle.compress),
     )
 
 
