@@ -265,3 +265,29 @@ def test_a_port_in_use_by_another_program_is_seen(bench: Bench) -> None:
             return
         wait_until(lambda: bench.runtime.state(instance).status == "exited", 30, "the end")
         assert "in use" in bench.runtime.logs(instance)
+
+
+def test_one_life_is_told_from_the_next(bench: Bench) -> None:
+    release = bench.make()
+    bench.runtime.prepare(release)
+    lives = set()
+    for _ in range(2):
+        instance = bench.runtime.start(release, slot="service", host="127.0.0.1", port=free_port())
+        assert bench.ready(release, instance)
+        first, second = bench.runtime.state(instance), bench.runtime.state(instance)
+        assert first.up and first.life == second.life != ""
+        assert first.age is not None and second.age is not None and 0 <= first.age <= second.age < 120
+        lives.add(first.life)
+    assert len(lives) == 2
+    bench.runtime.stop(instance)
+    ended = bench.runtime.state(instance)
+    assert not ended.up and (ended.life, ended.age) == ("", None)
+
+
+def test_a_sweep_with_nothing_to_remove_removes_nothing(bench: Bench) -> None:
+    release = bench.make()
+    bench.runtime.prepare(release)
+    instance = bench.runtime.start(release, slot="service", host="127.0.0.1", port=free_port())
+    assert bench.runtime.sweep([release.manifest]) == []
+    assert bench.ready(release, instance)
+    assert bench.runtime.has_images(release.manifest) == []

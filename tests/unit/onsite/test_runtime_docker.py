@@ -157,6 +157,47 @@ def test_installing_wheels_has_no_network_and_one_writable_place() -> None:
     }
 
 
+def container(**state: Any) -> dict[str, Any]:
+    return {"Id": "c1", "State": {"StartedAt": "2026-12-01T00:00:00.123456789Z", **state}}
+
+
+NOON = 1796083200.0  # 2026-12-01T00:00:00Z
+
+
+@pytest.mark.parametrize(
+    ("state", "status"),
+    [
+        ({"Running": True}, "running"),
+        ({"Running": True, "Paused": True}, "paused"),
+        ({"Running": True, "Restarting": True, "ExitCode": 1}, "exited"),
+        ({"Running": False, "ExitCode": 137}, "exited"),
+    ],
+)
+def test_states_of_a_container(state: dict[str, Any], status: str) -> None:
+    found = config.state_of(container(**state), NOON + 90)
+    assert found.status == status and found.up is (status in ("running", "paused"))
+    assert found.age == (90.0 if found.up else None)
+
+
+@pytest.mark.parametrize(
+    ("stamp", "age"),
+    [("2026-12-01T01:00:00+01:00", 5.0), ("2026-12-01T00:00:00Z", 5.0), ("0001-01-01T00:00:00Z", None), ("", None)],
+)
+def test_how_long_a_container_runs(stamp: str, age: float | None) -> None:
+    found = config.state_of(container(Running=True, StartedAt=stamp), NOON + 5).age
+    assert found == age or (age is None and (found is None or found > 1e9))
+
+
+def test_a_container_is_a_slot_s_by_its_labels_alone() -> None:
+    labels = {"root": "/r", "name": "demo", "version": "v2-x", "slot": "service"}
+    found = {"Config": {"Labels": {f"airbundle.{key}": value for key, value in labels.items()}}}
+    assert config.is_of(found, "/r", "demo", "v2-x", "service")
+    assert not config.is_of(found, "/r", "demo-v2", "x", "service")
+    assert not config.is_of(found, "/other", "demo", "v2-x", "service")
+    one, other = config.container_names("demo", "v2-x", "service"), config.container_names("demo-v2", "x", "service")
+    assert one[0] == other[0] and one[1] != other[1]
+
+
 # --- networks ---------------------------------------------------------------------------------------------
 
 
