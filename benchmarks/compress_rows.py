@@ -131,7 +131,9 @@ def _row(name: str, data: bytes, folder: Path, size: int) -> CompressRow:
     bundle = _bundle(folder / "bundle", made.members)
     decode = _decode(bundle)
     install = _best(lambda: _install(bundle, folder / "out"))
-    return CompressRow(name, size, entry.packed, entry.packed / size, size / encode / 1e6, decode, size / install / 1e6)
+    packed = bundle.manifest.files[0].packed
+    rates = size / encode / 1e6, size / decode / 1e6 if decode else None, size / install / 1e6
+    return CompressRow(name, size, packed, packed / size, *rates)
 
 
 def _bundle(folder: Path, members: Sequence[Member]) -> TrustedManifest:
