@@ -22,6 +22,7 @@ from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.deploy.status import status, status_text
 from airbundle_onsite.deploy.world import Site, real_world
 from airbundle_onsite.runtimes.docker import DockerRuntime
+from parts import podman
 from parts.docker import DockerEngine
 from parts.images import ImageArchive, small_image
 from parts.process import free_port
@@ -222,3 +223,21 @@ def test_names_that_are_one_when_joined_by_dashes(
     finally:
         for instance in instances:
             runtime.remove(instance)
+
+
+@pytest.mark.real("podman")
+def test_podman_gives_up_images_too(small: dict[str, ImageArchive], tmp_path: Path) -> None:
+    """It knows them under a registry's name, localhost."""
+    with podman.running() as engine:
+        runtime = DockerRuntime(samples.environment(tmp_path / "root", engine.host))
+        made = {}
+        for name, archive in small.items():
+            plan = samples.plan("docker", image=archive.reference)
+            made[name] = samples.manifest(plan, images=[samples.image_entry(archive, archive.reference)])
+            runtime.load_images(made[name], samples.image_blobs(archive))
+        engine.run("create", "--name", "somebody-s", small["two"].reference, "x")
+        assert runtime.sweep([made["one"]]) == [f"image {small['three'].reference}"]
+        assert [runtime.has_images(made[name]) for name in small] == [[], [], [small["three"].reference]]
+        engine.run("rm", "somebody-s")
+        assert set(runtime.sweep([])) == {f"image {small[name].reference}" for name in ("one", "two")}
+        assert engine.run("images", "-q").strip() == ""
