@@ -12,7 +12,11 @@ _RULES = (
         re.compile(r"(?i)(\b[\w.-]*" + _SECRET + r"s?[\"']?\s*[=:]\s*)[\[(]\s*[\"'][^\])]*[\])]"),
         r"\1[" + _HIDDEN + "]",
     ),
-    (re.compile(r"(?i)([\"']--[\w-]*" + _SECRET + r"[\w-]*[\"'],\s*[\"'])[^\"']+"), r"\1" + _HIDDEN),
+    # but neither a count of tokens nor the next key of a JSON object is a value
+    (
+        re.compile(r"(?i)([\"']--[\w-]*" + _SECRET + r"[\w-]*[\"'],\s*[\"'])(?!\d+[\"']|[^\"']+[\"']\s*:)[^\"']+"),
+        r"\1" + _HIDDEN,
+    ),
     # NAME=value, "name": "value", --name value, where the name says that it is a secret; counts of tokens are none
     (
         re.compile(

@@ -222,7 +222,17 @@ def test_secrets_are_taken_out(text: str) -> None:
     assert "SECRET-VALUE" not in redact(f"before {text} after")
 
 
-@pytest.mark.parametrize("text", ["max_tokens: 4096", "a token was generated", "sha256:0123abcd", "--root /opt/x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "max_tokens: 4096",
+        "a token was generated",
+        "sha256:0123abcd",
+        "--root /opt/x",
+        '"argv": ["--max-num-batched-tokens", "2048"]',
+        '{"flag": "--max-num-batched-tokens", "goal": "time to first token"}',
+    ],
+)
 def test_ordinary_text_stays(text: str) -> None:
     assert redact(text) == text
 
