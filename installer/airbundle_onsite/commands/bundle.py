@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 from airbundle_onsite import match
@@ -18,6 +19,7 @@ from airbundle_onsite.render import checks_text, json_text
 from airbundle_onsite.store.disk import FILE_MODE, write_atomic
 from airbundle_onsite.transport import blame, places, received
 from airbundle_onsite.verify.bundle import TrustedManifest
+from airbundle_onsite.verify.listing import SPREAD_CHECK
 from airbundle_onsite.verify.parts import check_parts
 from airbundle_onsite.verify.source import Directory
 
@@ -99,8 +101,20 @@ def _worst_of_bundle(checks: list[CheckResult]) -> ExitCode:
 def run_preflight(site: Site, options: Options) -> Report:
     """Whether this host can take the bundle; changes nothing."""
     with _opened(site, options) as found:
-        verdict = install.survey(site, found.directory, _install_options(options, found))
-    return checks_report(list(verdict.checks), exit_code(verdict.checks, ExitCode.PREFLIGHT, strict=options.strict))
+        source = found.source or Directory(found.directory)
+        trusted, checks = signers.Signers(site, options.trust).checks(found.directory, source)
+        failed = [check for check in checks if check.status == "fail"]
+        if trusted is None or any(check.id != SPREAD_CHECK for check in failed):
+            return checks_report(checks, exit_code(checks, _worst_of_bundle(checks)))
+        verdict = install.survey(site, trusted, _install_options(options, found))
+    results = [*map(_not_here_yet, failed), *verdict.checks]
+    return checks_report(results, exit_code(results, ExitCode.PREFLIGHT, strict=options.strict))
+
+
+def _not_here_yet(check: CheckResult) -> CheckResult:
+    """Parts that still travel are no reason against a host: what it can take is known from the manifest alone."""
+    remedy = "an installation needs them; bring them, or take them in as they come with --receive"
+    return dataclasses.replace(check, id="preflight.parts", status="warn", remedy=remedy)
 
 
 def run_dry(site: Site, options: Options) -> Report:
@@ -132,7 +146,7 @@ def run_receive(site: Site, options: Options) -> Report:
     with _opened(site, options) as found:
         given = places.given(options.values, clock=site.world.clock, proxy=options.proxy)
         trusted, checks = signers.Signers(site, options.trust).checks(found.directory, given.source)
-        wrong = [check for check in checks if check.status == "fail" and check.id != "verify.spread"]
+        wrong = [check for check in checks if check.status == "fail" and check.id != SPREAD_CHECK]
         if trusted is None or wrong:
             return checks_report(checks, exit_code(checks, _worst_of_bundle(checks)))
         with given, site.exclusive():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from airbundle_onsite.contract.record import record
@@ -94,6 +95,19 @@ def model_path(served_name: str, file: str = "") -> str:
 # --- the site's store -------------------------------------------------------------------------------------
 DEFAULT_ROOT = "/opt/airbundle"
 TRUST_FILE = "/etc/airbundle/allowed_signers"
+
+
+def runs_of_parts(names: Sequence[str]) -> list[list[str]]:
+    """Parts whose numbers follow each other, together: so that eighty missing ones are one line to read."""
+    runs: list[list[str]] = []
+    for name in names:
+        match = PART_PATTERN.fullmatch(name)
+        before = PART_PATTERN.fullmatch(runs[-1][-1]) if runs else None
+        if match and before and int(match[1]) == int(before[1]) + 1:
+            runs[-1].append(name)
+        else:
+            runs.append([name])
+    return runs
 
 
 @record

@@ -107,10 +107,9 @@ def install(site: Site, bundle: Path, options: InstallOptions) -> Outcome:
         return done
 
 
-def survey(site: Site, bundle: Path, options: InstallOptions) -> Verdict:
+def survey(site: Site, trusted: TrustedManifest, options: InstallOptions) -> Verdict:
     """Preflight alone: every check of an installation, without taking the lock or changing anything."""
-    trusted = Signers(site, options.trust).look(bundle, options.source)
-    old = before(site, trusted.manifest.name)
+    old, bundle = before(site, trusted.manifest.name), trusted.directory
     return examine(site, trusted.manifest, old, bundle=bundle, port=options.port, paranoid=options.paranoid)
 
 

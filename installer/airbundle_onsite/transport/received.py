@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
@@ -255,7 +255,8 @@ def state_text(state: State, root: str) -> str:
     if state.complete:
         lines.append(f"It is complete. To install it: bash {state.directory}/{layout.INSTALLER} --root {root}")
     else:
-        lines += [f"  missing: {each}" for each in _runs(state.lacking)]
+        runs = layout.runs_of_parts(state.lacking)
+        lines += [f"  missing: {run[0] if len(run) == 1 else f'{run[0]} to {run[-1]}'}" for run in runs]
     return "\n".join(lines)
 
 
@@ -271,16 +272,3 @@ def arrival_text(arrival: Arrival, root: str) -> str:
 
 def _pieces(count: int) -> str:
     return f"{count} piece{'s' if count != 1 else ''}"
-
-
-def _runs(names: Sequence[str]) -> list[str]:
-    """Parts that follow each other as one line."""
-    runs: list[list[str]] = []
-    for name in names:
-        match = layout.PART_PATTERN.fullmatch(name)
-        before = layout.PART_PATTERN.fullmatch(runs[-1][-1]) if runs else None
-        if match and before and int(match[1]) == int(before[1]) + 1:
-            runs[-1].append(name)
-        else:
-            runs.append([name])
-    return [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]

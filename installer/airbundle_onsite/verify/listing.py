@@ -10,10 +10,12 @@ from typing import Optional
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.checks import CheckResult
 from airbundle_onsite.contract.manifest import BundleManifest
+from airbundle_onsite.contract.payload import Part
 from airbundle_onsite.verify import media
 from airbundle_onsite.verify.problems import Problem, check_of, differs
 from airbundle_onsite.verify.source import PartSource, lacking_pieces, pieces_of
 
+SPREAD_CHECK = "verify.spread"  # the one result that is about parts not being here (yet)
 _ALWAYS = frozenset({layout.CHECKSUMS, layout.MANIFEST, layout.SIGNATURE})
 _BRING = "bring the medium that has it, and name its folder with --from DIR as well"
 
@@ -97,16 +99,24 @@ def check_outer(directory: Path, names: Collection[str], manifest: BundleManifes
 
 def check_parts_elsewhere(manifest: BundleManifest, source: PartSource) -> CheckResult:
     """Of every piece of every part there is a copy somewhere, as far as names and sizes tell."""
-    problems = []
+    problems: list[Problem] = []
+    absent: list[Part] = []
+    looked = f"looked in {', '.join(source.places)}"
     for part in manifest.payload.parts:
         lacking = lacking_pieces(source, part)
-        if lacking:
+        if lacking and source.copies(part.name):
             more = f", and {len(lacking) - 1} more pieces of it" if len(lacking) > 1 else ""
-            what = f"{lacking[0]} is missing{more}" if source.copies(part.name) else "it is missing"
-            found = f"{what}, needed {part.size} bytes; looked in {', '.join(source.places)}"
+            found = f"{lacking[0]} is missing{more}, needed {part.size} bytes; {looked}"
             problems.append(Problem(part.name, found, _BRING))
+        elif lacking:
+            absent.append(part)
+    sizes = {part.name: part.size for part in absent}
+    for run in layout.runs_of_parts([*sizes]):
+        what = "it is missing" if len(run) == 1 else "they are missing"
+        found = f"{what}, needed {sum(sizes[name] for name in run)} bytes; {looked}"
+        problems.append(Problem(run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}", found, _BRING))
     count = len(manifest.payload.parts)
-    return check_of("verify.spread", f"all {count} parts are there, in {', '.join(source.places)}", problems)
+    return check_of(SPREAD_CHECK, f"all {count} parts are there, in {', '.join(source.places)}", problems)
 
 
 def check_agreement(sums: Mapping[str, str], manifest: BundleManifest, sha256: str) -> CheckResult:

@@ -256,3 +256,13 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     code, _, err = _main("--root", tmp_path / "r", "--support-bundle", target)
     assert code == 1
     assert str(target.parent) in err and "What to do: " in err and "Errno" not in err
+
+
+def test_a_host_is_looked_at_before_the_parts_have_arrived(bundle: Path, tmp_path: Path) -> None:
+    whole = _main("--root", tmp_path / "r", "--bundle", bundle, "--preflight", "--port", free_port())
+    (bundle / "payload.tar.000").unlink()
+    code, out, _ = _main("--root", tmp_path / "r", "--bundle", bundle, "--preflight", "--port", free_port())
+    assert (code, "preflight.parts" in out) == (whole[0], False)
+    assert "[WARN] payload.tar.000: it is missing" in out and "--receive" in out
+    flip(bundle / "onsite.pyz", 100)
+    assert _main("--root", tmp_path / "r", "--bundle", bundle, "--preflight")[0] == 5

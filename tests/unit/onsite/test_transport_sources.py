@@ -67,6 +67,16 @@ def test_a_missing_part_is_named_with_every_folder_that_was_looked_in(bundle, tm
     assert "--from DIR" in caught.value.remedy
 
 
+def test_missing_parts_that_follow_each_other_are_one_line(bundle, tmp_path):
+    moved(bundle, [part(number) for number in (1, 2, 3, 7)], tmp_path / "lost")
+    with pytest.raises(IntegrityError) as caught:
+        trust(bundle, source=Directory(bundle))
+    assert [each.split(";")[0] for each in caught.value.details] == [
+        "payload.tar.001 to payload.tar.003: they are missing, needed 12288 bytes",
+        "payload.tar.007: it is missing, needed 4096 bytes",
+    ]
+
+
 def test_without_other_places_a_missing_part_is_what_it_was(bundle, tmp_path):
     moved(bundle, [part(3)], tmp_path / "lost")
     with pytest.raises(IntegrityError) as caught:
