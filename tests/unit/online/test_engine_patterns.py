@@ -172,3 +172,19 @@ def test_each_engines_facts_hold_together(name: str) -> None:
             assert pattern.level == "fact" or pattern.remedy, pattern.id
     assert all(row.source for row in (*facts.releases, *facts.kernels))
     assert facts.defaults
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "identifier"),
+    [
+        ("vllm", "0.24.0", "vllm.gpu-lost"),
+        ("sglang", "0.5.23", "sglang.gpu-lost"),
+        ("tensorrt-llm", "1.2", "trtllm.gpu-lost"),
+        ("ollama", "0.33.0", "ollama.gpu-lost"),
+    ],
+)
+def test_every_engine_s_way_of_saying_that_its_gpu_is_gone(engine: str, version: str, identifier: str) -> None:
+    """What a container's engine says after systemd has reloaded its units; a start then restarts it."""
+    for line in ("RuntimeError: CUDA error: unknown error", "CUDA error: no CUDA-capable device is detected"):
+        found = scan(line, engine_facts(engine).log_patterns(version))[identifier]
+        assert found.status == "fail" and "--start restarts it" in found.remedy
