@@ -35,6 +35,8 @@ WRONG = "The capital of France is Rome."
 def main():
     options = parse(sys.argv[1:])
     say("engine starting, fault: " + options.fault)
+    if options.first_words:
+        say(options.first_words)
     if options.record:
         record_start(options.record)
     if options.fault == "exit-at-start":
@@ -63,6 +65,7 @@ def parse(words):
     parser.add_argument("--alias", default="fake", help="name of the model in the API")
     parser.add_argument("--answer", default="The capital of France is Paris.")
     parser.add_argument("--phone-home-host", default="telemetry.example.com")
+    parser.add_argument("--first-words", default="", help="a line of its log")
     parser.add_argument("--last-words", default="error: cannot load the model: tensor 'blk.0.attn_q.weight' not found")
     parser.add_argument("--record", default="", help="file that gets one JSON line per start: argv, environment, pid")
     return parser.parse_known_args(words)[0]

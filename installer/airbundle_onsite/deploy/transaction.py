@@ -31,6 +31,7 @@ from airbundle_onsite.smoke.ready import wait_ready
 from airbundle_onsite.smoke.run import run_smoke
 from airbundle_onsite.store.journal import JournalEntry, Transaction
 from airbundle_onsite.store.releases import StagedRelease
+from airbundle_onsite.system import Talk
 
 LOOPBACK = "127.0.0.1"
 _STOPPED_OLD = ("switching", "started", "activated")
@@ -152,7 +153,21 @@ def _must_answer(site: Site, files: ReleaseFiles, instance: Instance, *, smoke: 
         checks += scan_log(plan, runtime.logs(instance, 2000))
     if any(check.status == "fail" for check in checks):
         raise ChecksFailed(f"{what} does not answer as it must", checks, runtime.logs(instance, _LOG_LINES))
+    if smoke:
+        _tell(checks, talk)
     return checks
+
+
+def _tell(checks: Sequence[CheckResult], talk: Talk) -> None:
+    """Say what the engine chose, and where that is less than was planned."""
+    facts = [check.summary for check in checks if check.id.startswith("log.") and check.status == "pass"]
+    if facts:
+        talk.say("What the engine says of itself:")
+    for fact in facts:
+        talk.say(f"  {fact}")
+    for check in checks:
+        if check.status == "warn":
+            talk.say(f"Warning: {check.summary}" + (f". What to do: {check.remedy}" if check.remedy else ""))
 
 
 def stop_old(site: Site, tx: Transaction, old: Before) -> None:

@@ -127,6 +127,26 @@ def test_an_engine_that_gives_up_is_told_with_the_cure_for_what_it_said(empty: S
     assert empty.engines() == []
 
 
+def test_what_the_engine_chose_is_told_and_less_than_planned_is_a_warning(empty: Site, tmp_path: Path) -> None:
+    said = r"cache of (?P<tokens>[\d,]+) tokens"
+    patterns = (
+        LogPattern("demo.cache", said, "fact", "tokens that the cache holds"),
+        LogPattern("demo.less", said, "warn", "the cache is smaller than planned", "look at nvidia-smi", 200_000),
+        LogPattern("demo.enough", said, "warn", "this is not told", "never", 100_000),
+    )
+    bundle = release_bundle(
+        tmp_path,
+        "v1",
+        flags=("--first-words", "cache of 123,456 tokens"),
+        edit=lambda made: replace(made, launch=(replace(made.launch[0], log_patterns=patterns),)),
+    )
+    done = empty.install(bundle)
+    assert done.code == 0, done
+    assert "  tokens that the cache holds (tokens=123,456)" in done.err
+    assert "Warning: the cache is smaller than planned (tokens=123,456). What to do: look at nvidia-smi" in done.err
+    assert "this is not told" not in done.err
+
+
 def test_a_first_release_that_does_not_answer_is_taken_down(empty: Site, bundles: dict[str, Path]) -> None:
     done = empty.install(bundles["dies"], "--json")
     assert done.code == 8, done
