@@ -51,8 +51,8 @@ def estimate_command(
 ) -> None:
     """Say whether MODEL runs on a profile's GPUs, and with how many requests of which length.
 
-    MODEL is a config.json, a directory with one and the weights, a GGUF file, local:PATH or hf:ORG/NAME. Exit code 3 when it
-    cannot run as asked.
+    MODEL is a config.json, a directory with one and the weights, a GGUF file, local:PATH or hf:ORG/NAME. Exit code 3
+    when it cannot run as asked.
     """
     path = Path(profile_name)
     profile = profiles.read(path) if path.suffix == ".toml" else profiles.load(profile_name)
