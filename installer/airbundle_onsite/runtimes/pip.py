@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping
-from pathlib import PurePath
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePath
 from typing import Optional
 
 from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.runtimes.failures import EngineError
 from airbundle_onsite.runtimes.values import PROXIES
+from airbundle_onsite.system import Talk
 
+_DIST = ".dist-info"
+_INSTALLING = "installing wheels"
+_LOOK_SECONDS = 1.0
 _CREDENTIAL = re.compile(r"(?i)token|secret|passw|credential|(api|access|private|auth)_?key")
 
 
@@ -26,7 +32,9 @@ def pip_wheel(manifest: BundleManifest) -> str:
     )
 
 
-def install_argv(python: str, pip: PurePath, wheels: PurePath, target: Optional[PurePath] = None) -> list[str]:
+def install_argv(
+    python: str, pip: PurePath, wheels: PurePath, target: Optional[PurePath] = None, *, byte_code: bool = True
+) -> list[str]:
     """The command that installs ``requirements.txt`` from `wheels`.
 
     Args:
@@ -34,15 +42,60 @@ def install_argv(python: str, pip: PurePath, wheels: PurePath, target: Optional[
         pip: pip's wheel; it runs from inside the file, so the host needs no pip of its own.
         wheels: directory with the wheels and their requirements.txt.
         target: install there; None for the interpreter's own environment.
+        byte_code: write it too, on one core; `compile_argv` does that on all of them.
     """
     return [
         python,
         *("-I", str(pip / "pip"), "install"),
         *("--isolated", "--no-index", "--no-cache-dir", "--disable-pip-version-check", "--no-input"),
         *("--only-binary=:all:", "--require-hashes", "--progress-bar=off", "--no-warn-script-location"),
+        *(() if byte_code else ("--no-compile",)),
         *(() if target is None else ("--target", str(target))),
         *("--find-links", str(wheels), "--requirement", str(wheels / "requirements.txt")),
     ]
+
+
+def compile_argv(python: str, site: PurePath) -> list[str]:
+    """The command that writes the byte code of all modules under `site`, on all cores.
+
+    It may end with 1, as pip's own step may not: packages hold test data that is no valid Python, on purpose.
+    """
+    return [python, "-I", "-m", "compileall", "-q", "-j", "0", str(site)]
+
+
+@contextlib.contextmanager
+def watched(wheels: Mapping[str, int], site: Path, talk: Talk) -> Iterator[None]:
+    """Show how far an installation is, while the block runs.
+
+    pip itself says nothing for minutes; but it writes one ``.dist-info`` for each wheel, in a row.
+
+    Args:
+        wheels: bytes of each wheel, by what `dist_name` makes of its project and version.
+        site: the directory that they are installed into; it need not be there yet.
+        talk: is called from another thread.
+    """
+    over, total = threading.Event(), sum(wheels.values())
+
+    def look() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            with contextlib.suppress(OSError):
+                there = [dist_name(path.name[: -len(_DIST)]) for path in site.glob(f"*{_DIST}")]
+                talk.progress(_INSTALLING, min(sum(wheels.get(name, 0) for name in there), total - 1), total)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if total:
+        talk.progress(_INSTALLING, total, total)
+
+
+def dist_name(name: str) -> str:
+    """``Foo.Bar-1.0+cu130`` as it compares with other spellings of the same project and version."""
+    return re.sub(r"[-_.+]+", "-", name).lower()
 
 
 def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:

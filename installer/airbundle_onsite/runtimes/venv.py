@@ -23,7 +23,7 @@ from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.runtimes import process
 from airbundle_onsite.runtimes.base import Blob, Environment, Instance, InstanceState, ReleaseFiles
 from airbundle_onsite.runtimes.failures import EngineError
-from airbundle_onsite.runtimes.pip import clean_environment, install_argv, pip_wheel
+from airbundle_onsite.runtimes.pip import clean_environment, compile_argv, dist_name, install_argv, pip_wheel, watched
 from airbundle_onsite.runtimes.supervisor import identity
 from airbundle_onsite.runtimes.values import fill_plan, physical_cores
 from airbundle_onsite.runtimes.venv_python import find_python
@@ -35,6 +35,7 @@ _GRACE = 20.0  # seconds an engine gets to end by itself
 _LOG_BYTES = 50_000_000
 _TAIL_BYTES = 1_000_000
 _MARKER = "airbundle.json"
+_SITE = "import sysconfig; print(sysconfig.get_path('purelib'))"
 _ALONE = "its supervisor is gone, so nothing would start it again: --restart mends that"
 
 
@@ -94,26 +95,41 @@ class VenvRuntime:
         self._run([python.path, "-I", "-m", "venv", "--without-pip", str(target)], release, "make the environment")
         if release.plan.wheels:
             self._environment.talk.say(f"installing {len(release.manifest.wheels)} wheels")
-            pip = release.directory / pip_wheel(release.manifest)
-            argv = install_argv(str(target / "bin" / "python"), pip, release.directory / WHEELS)
-            self._run(argv, release, "install the wheels")
+            self._install_wheels(release, target)
         partial = target / f"{_MARKER}.partial"
         partial.write_text(_wanted_marker(release), encoding="utf-8")
         partial.replace(target / _MARKER)
 
-    def _run(self, argv: list[str], release: ReleaseFiles, what: str) -> None:
+    def _install_wheels(self, release: ReleaseFiles, target: Path) -> None:
+        python, pip = str(target / "bin" / "python"), release.directory / pip_wheel(release.manifest)
+        # The interpreter says where: another one's rule for the directory's name is not copied here.
+        site = Path(self._run([python, "-I", "-c", _SITE], release, "find its packages").strip())
+        files = {
+            dist_name(f"{each.name}-{each.version}"): release.directory / each.path for each in release.manifest.wheels
+        }
+        wheels = {
+            name: path.stat().st_size for name, path in files.items() if path.is_file()
+        }  # pip names a missing one
+        with watched(wheels, site, self._environment.talk):
+            argv = install_argv(python, pip, release.directory / WHEELS, byte_code=False)
+            self._run(argv, release, "install the wheels")
+        self._run(compile_argv(python, site), release, "write byte code", may_fail=True)
+
+    def _run(self, argv: list[str], release: ReleaseFiles, what: str, *, may_fail: bool = False) -> str:
+        """What the command wrote to standard output; everything it wrote is in prepare.log."""
         done = self._environment.runner.run(
             argv, timeout=_INSTALL_SECONDS, env=clean_environment(os.environ), cwd=release.directory
         )
         log = release.directory / "prepare.log"
         with log.open("a", encoding="utf-8") as file:
             file.write(f"$ {' '.join(argv)}\n{done.stdout}{done.stderr}\n")
-        if done.code != 0:
+        if done.code != 0 and not may_fail:
             raise EngineError(
                 f"could not {what} (exit code {done.code})",
                 remedy=f"the whole output is in {log}",
                 details=(done.stdout + done.stderr).splitlines()[-20:],
             )
+        return done.stdout
 
     # --- running ------------------------------------------------------------------------------------------
 

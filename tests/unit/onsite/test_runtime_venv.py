@@ -18,7 +18,7 @@ import runtime_samples as samples
 from airbundle_onsite.contract.launch import PlanNeeds
 from airbundle_onsite.runtimes.base import ReleaseFiles
 from airbundle_onsite.runtimes.failures import EngineError
-from airbundle_onsite.runtimes.pip import clean_environment
+from airbundle_onsite.runtimes.pip import clean_environment, dist_name, watched
 from airbundle_onsite.runtimes.process import alive, end
 from airbundle_onsite.runtimes.supervisor import identity
 from airbundle_onsite.runtimes.venv import VenvRuntime
@@ -122,6 +122,41 @@ def test_a_changed_wheel_is_refused(runtime: VenvRuntime, tmp_path: Path) -> Non
         runtime.prepare(release)
     assert any("HASHES" in line for line in caught.value.details)
     assert "prepare.log" in caught.value.remedy
+
+
+class Shown:
+    """A talk that keeps the progress it was told."""
+
+    def __init__(self) -> None:
+        self.bars: list[tuple[str, int, int]] = []
+
+    def say(self, line: str) -> None:
+        pass
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.bars.append((what, done, total))
+
+
+def test_byte_code_is_written_and_progress_ends_with_all_bytes(tmp_path: Path) -> None:
+    talk, release = Shown(), wheel_release(tmp_path / "release")
+    odd = "def broken(:\n"  # packages bring test data that no Python can read
+    make_wheel(release.directory / "wheels", "tinydep", "2.0", files={"tinydep.py": "VALUE = 1\n", "tinybad.py": odd})
+    entries = samples.wheel_entries(release.directory / "wheels")
+    release = replace(release, manifest=replace(release.manifest, wheels=entries))
+    VenvRuntime(replace(samples.environment(tmp_path / "root"), talk=talk)).prepare(release)
+    cached = [path.name for path in (release.directory / "venv").rglob("*.pyc")]
+    assert any(name.startswith("tinydep.") for name in cached)
+    total = sum(path.stat().st_size for path in (release.directory / "wheels").glob("*.whl"))
+    assert talk.bars[-1] == ("installing wheels", total, total)
+
+
+def test_an_installation_under_way_is_shown_wheel_by_wheel(tmp_path: Path) -> None:
+    talk, site = Shown(), tmp_path / "site"
+    with watched({"foo-bar-1-0-cu130": 60, "other-2": 40}, site, talk):
+        (site / "Foo.Bar-1.0+cu130.dist-info").mkdir(parents=True)
+        wait_until(lambda: ("installing wheels", 60, 100) in talk.bars, 10, "the first wheel")
+    assert talk.bars[-1] == ("installing wheels", 100, 100)
+    assert dist_name("Foo.Bar-1.0+cu130") == dist_name("foo_bar-1.0+cu130") == "foo-bar-1-0-cu130"
 
 
 def test_a_missing_requirement_is_named(runtime: VenvRuntime, tmp_path: Path) -> None:
