@@ -7,7 +7,7 @@ from dataclasses import field
 
 from airbundle_onsite.contract.record import record
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Part of the name under which facts are kept; raise it when a reader learns to see more."""
 
 
@@ -113,12 +113,20 @@ class Distribution:
 
 @record
 class OsPackage:
-    """A package of the image's operating system; `files` are the native ones, where its list of files is readable."""
+    """A package of the image's operating system.
+
+    Attributes:
+        files: the native ones, where its list of files is readable.
+        arch: as its database spells it: ``amd64``, ``x86_64``, ``all``; empty when that does not say.
+        licenses: as its database or its machine-readable copyright file declares them; empty when neither does.
+    """
 
     name: str
     version: str
     kind: str
     files: tuple[str, ...] = ()
+    arch: str = ""
+    licenses: tuple[str, ...] = ()
 
 
 @record
@@ -131,6 +139,9 @@ class LayerFacts:
         removed: paths its whiteouts remove; a directory ends with ``/``.
         os_packages: of the package database in this layer; None when it has none.
         os_files: native files by OS package, from the file lists in this layer.
+        os_licenses: by directory of usr/share/doc, what the copyright file in it declares; empty for one that is not
+            machine-readable.
+        os_documents: links in usr/share/doc, by name, to the directory that documents the package.
         unread: package databases that could not be read, by path and reason.
         distributions: installed Python projects.
         pythons: paths of interpreters, e.g. ``usr/bin/python3.12``.
@@ -141,6 +152,8 @@ class LayerFacts:
     removed: tuple[str, ...] = ()
     os_packages: tuple[OsPackage, ...] | None = None
     os_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    os_licenses: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    os_documents: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     distributions: tuple[Distribution, ...] = ()
     pythons: tuple[str, ...] = ()

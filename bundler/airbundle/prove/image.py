@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import re
 import tarfile
@@ -27,6 +28,7 @@ _SHARED = re.compile(r"\.so(\.[\w.-]*)?$")
 _PYTHON = re.compile(r"(?:^|/)bin/python(\d\.\d+)$")
 _INFO = re.compile(r"(?P<info>.*(?:site|dist)-packages/[^/]+\.dist-info)/(?P<file>METADATA|RECORD)$")
 _SYSTEM = re.compile(r"(?:usr/)?lib(?:64|x32)?/")
+_DOCUMENT = re.compile(rf"{ospackages.DOCUMENTS}(?P<package>[^/]+)(?:/(?P<file>copyright))?$")
 _COMPAT = re.compile(r"/compat/(?:.*/)?libcuda\.so\.(\d+\.[\d.]+)$")
 
 
@@ -75,6 +77,8 @@ class _Layer:
         self.unread: list[str] = []
         self.packages: list[OsPackage] | None = None
         self.lists: dict[str, frozenset[str]] = {}
+        self.licenses: dict[str, tuple[str, ...]] = {}
+        self.documents: dict[str, str] = {}
         self.metadata: dict[str, bytes] = {}
         self.records: dict[str, bytes] = {}
 
@@ -91,8 +95,22 @@ class _Layer:
             self.names.append(path)
         if _PYTHON.search(path):
             self.pythons.append(path)
-        if member.isreg():
+        document = _DOCUMENT.match(path)
+        if document and (member.issym() or document["file"]):
+            self._document(archive, member, document["package"])
+        elif member.isreg():
             self._file(archive, member, path)
+
+    def _document(self, archive: tarfile.TarFile, member: tarfile.TarInfo, package: str) -> None:
+        """A package's copyright file, or a link to another package's in the place of it or of its directory."""
+        if member.issym():
+            parts = PurePosixPath(member.linkname).parts
+            shared = [part for part in parts if part not in ("..", "/", "usr", "share", "doc", "copyright")]
+            if len(shared) == 1:
+                self.documents[package] = shared[0]
+        elif member.isreg():
+            stream = archive.extractfile(member)
+            self.licenses[package] = ospackages.read_copyright(stream.read() if stream else b"")
 
     def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, path: str) -> None:
         info = _INFO.match(path)
@@ -142,6 +160,8 @@ class _Layer:
             removed=tuple(self.removed),
             os_packages=None if self.packages is None else tuple(self.packages),
             os_files={name: owned for name, files in self.lists.items() if (owned := _owned(paths, files))},
+            os_licenses=self.licenses,
+            os_documents=self.documents,
             unread=tuple(self.unread),
             distributions=tuple(self._distribution(info, paths) for info in sorted(self.metadata)),
             pythons=tuple(self.pythons),
@@ -180,6 +200,8 @@ def merge_layers(name: str, layers: Sequence[LayerFacts], *, require_cuda: str =
     distributions: dict[str, Distribution] = {}
     packages: tuple[OsPackage, ...] = ()
     owned: dict[str, tuple[str, ...]] = {}
+    licenses: dict[str, tuple[str, ...]] = {}
+    documents: dict[str, str] = {}
     for layer in layers:
         for removed in layer.removed:
             _remove(natives, removed)
@@ -190,6 +212,8 @@ def merge_layers(name: str, layers: Sequence[LayerFacts], *, require_cuda: str =
         names.update(dict.fromkeys(layer.names))
         pythons.update(dict.fromkeys(layer.pythons))
         distributions.update((each.info, each) for each in layer.distributions)
+        licenses.update(layer.os_licenses)
+        documents.update(layer.os_documents)
         owned.update({key: (*owned.get(key, ()), *files) for key, files in layer.os_files.items()})
         packages = packages if layer.os_packages is None else layer.os_packages
     versions = [found[1] for found in map(_PYTHON.search, pythons) if found]
@@ -206,7 +230,11 @@ def merge_layers(name: str, layers: Sequence[LayerFacts], *, require_cuda: str =
         require_cuda=require_cuda,
         compat_driver=max(compat, key=version_key, default=""),
         os_packages=tuple(
-            OsPackage(each.name, each.version, each.kind, tuple(sorted(set(owned.get(each.name, ())))))
+            dataclasses.replace(
+                each,
+                files=tuple(sorted(set(owned.get(each.name, ())))),
+                licenses=each.licenses or licenses.get(each.name) or licenses.get(documents.get(each.name, ""), ()),
+            )
             for each in packages
         ),
         distributions=tuple(distributions[info] for info in sorted(distributions)),

@@ -14,6 +14,7 @@ from airbundle.prove.facts import OsPackage
 DPKG_STATUS = "var/lib/dpkg/status"
 DPKG_STATUS_DIR = "var/lib/dpkg/status.d/"  # one file a package, in distroless images
 DPKG_LISTS = "var/lib/dpkg/info/"
+DOCUMENTS = "usr/share/doc/"  # of Debian's packages, each with its copyright file
 APK_INSTALLED = ("lib/apk/db/installed", "usr/lib/apk/db/installed")
 RPM_SQLITE = ("var/lib/rpm/rpmdb.sqlite", "usr/lib/sysimage/rpm/rpmdb.sqlite")
 RPM_OTHER = ("var/lib/rpm/Packages", "usr/lib/sysimage/rpm/Packages", "usr/lib/sysimage/rpm/Packages.db")
@@ -24,7 +25,8 @@ def read_dpkg(data: bytes) -> Iterator[OsPackage]:
     for fields in _paragraphs(data):
         status = fields.get("Status", "install ok installed").split()
         if fields.get("Package") and status[-1] == "installed":
-            yield OsPackage(name=fields["Package"], version=fields.get("Version", ""), kind="deb")
+            version, arch = fields.get("Version", ""), fields.get("Architecture", "")
+            yield OsPackage(name=fields["Package"], version=version, kind="deb", arch=arch)
 
 
 def read_dpkg_list(path: str, data: bytes) -> tuple[str, frozenset[str]]:
@@ -33,12 +35,28 @@ def read_dpkg_list(path: str, data: bytes) -> tuple[str, frozenset[str]]:
     return name, frozenset(line.lstrip("/") for line in data.decode("utf-8", "replace").splitlines())
 
 
+def read_copyright(data: bytes) -> tuple[str, ...]:
+    """Short names of the licences in a copyright file, sorted; none when it is not in Debian's machine-readable form.
+
+    That form (copyright-format 1.0) is told by its first field. Each of its paragraphs on files names their licence.
+    """
+    paragraphs = list(_paragraphs(data))
+    if not paragraphs or "copyright-format" not in paragraphs[0].get("Format", ""):
+        return ()
+    names = {" ".join(each["License"].split()) for each in paragraphs if "Files" in each and each.get("License")}
+    if not names and paragraphs[0].get("License"):  # one licence for all, named in the header
+        names = {" ".join(paragraphs[0]["License"].split())}
+    return tuple(sorted(names))
+
+
 def read_apk(data: bytes) -> Iterator[OsPackage]:
     """Packages of an apk database."""
     for paragraph in data.decode("utf-8", "replace").split("\n\n"):
         fields = dict(line.split(":", 1) for line in paragraph.splitlines() if line[1:2] == ":")
         if "P" in fields:
-            yield OsPackage(name=fields["P"], version=fields.get("V", ""), kind="apk")
+            licenses = (fields["L"],) if fields.get("L") else ()
+            arch = fields.get("A", "")
+            yield OsPackage(name=fields["P"], version=fields.get("V", ""), kind="apk", arch=arch, licenses=licenses)
 
 
 def read_rpm(data: bytes, scratch: Path) -> list[OsPackage]:
@@ -62,22 +80,28 @@ def read_rpm(data: bytes, scratch: Path) -> list[OsPackage]:
     return [package for package in packages if package.name != "gpg-pubkey"]
 
 
-_RPM_TAGS = {1000: "name", 1001: "version", 1002: "release"}
+_RPM_TAGS = {1000: "name", 1001: "version", 1002: "release", 1014: "license", 1022: "arch"}
 
 
 def _rpm_header(blob: bytes) -> OsPackage:
     """A header: u32 entries, u32 bytes of data, the entries of four u32 (tag, type, offset, count), the data."""
     entries, _size = struct.unpack_from(">II", blob)
-    start, found = 8 + 16 * entries, {"name": "", "version": "", "release": ""}
+    start, found = 8 + 16 * entries, dict.fromkeys(_RPM_TAGS.values(), "")
     for number in range(entries):
         tag, _type, offset, _count = struct.unpack_from(">IIiI", blob, 8 + 16 * number)
         if tag in _RPM_TAGS:
             text = blob[start + offset :].split(b"\0", 1)[0]
             found[_RPM_TAGS[tag]] = text.decode("utf-8", "replace")
-    return OsPackage(name=found["name"], version=f"{found['version']}-{found['release']}", kind="rpm")
+    return OsPackage(
+        name=found["name"],
+        version=f"{found['version']}-{found['release']}",
+        kind="rpm",
+        arch=found["arch"],
+        licenses=(found["license"],) if found["license"] else (),
+    )
 
 
 def _paragraphs(data: bytes) -> Iterator[dict[str, str]]:
     for paragraph in data.decode("utf-8", "replace").split("\n\n"):
         lines = (line for line in paragraph.splitlines() if line[:1] not in (" ", "\t") and ": " in line)
-        yield dict(line.split(": ", 1) for line in lines)
+        yield {name: value for name, _, value in (line.partition(": ") for line in lines)}

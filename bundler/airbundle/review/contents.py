@@ -13,6 +13,7 @@ from airbundle_onsite.contract.manifest import BundleManifest
 from airbundle_onsite.units import human_bytes
 
 _UNKNOWN = "not declared"
+_COLUMNS = (Column("Package"), Column("Version"))
 _KINDS = {"deb": "Debian packages", "rpm": "RPM packages", "apk": "Alpine packages", "python": "Python projects"}
 
 
@@ -107,6 +108,13 @@ def found_in(inventory: Inventory, image: LockedImage) -> ImageInventory:
     return inventory.images.get(image.name, ImageInventory())
 
 
+def _package_row(package: Package) -> tuple[str, ...]:
+    """Python's have no licence and architecture read: in an image they are rarely more than a name."""
+    if package.kind == "python":
+        return (package.name, package.version)
+    return (package.name, package.version, package.arch, "\n".join(package.licenses) or _UNKNOWN)
+
+
 def package_tables(lock: BundleLock, inventory: Inventory) -> Iterable[Table]:
     """Every package found in an image, one table for each image and kind of package."""
     for number, image in enumerate(lock.images, 1):
@@ -117,6 +125,6 @@ def package_tables(lock: BundleLock, inventory: Inventory) -> Iterable[Table]:
             yield Table(
                 f"packages-{number}-{kind}",
                 f"{_KINDS[kind]} in image {image.name}: {len(packages)}",
-                (Column("Package"), Column("Version")),
-                tuple((package.name, package.version) for package in packages),
+                _COLUMNS if kind == "python" else (*_COLUMNS, Column("Architecture"), Column("Licence")),
+                tuple(_package_row(package) for package in packages),
             )

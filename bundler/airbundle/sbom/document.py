@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import resources
@@ -222,6 +223,7 @@ def _image(image: LockedImage, found: ImageInventory, edges: Edges) -> Iterator[
         "platform": image.platform,
         "user": image.user,
         "unread": "; ".join(found.unread),
+        "unlicensed": found.unlicensed(),
     }
     yield Component(
         name=image.name.rpartition(":")[0],
@@ -237,8 +239,11 @@ def _image(image: LockedImage, found: ImageInventory, edges: Edges) -> Iterator[
         system = f"{reference}/system"
         edges.append((reference, system))
         yield Component(name=distribution, version=release or None, type=ComponentType.OPERATING_SYSTEM, bom_ref=system)
+    same = Counter((package.kind, package.name, package.version) for package in found.packages)
     for package in found.packages:
         inner = f"{reference}/{package.kind}/{package.name}@{package.version}"
+        if same[package.kind, package.name, package.version] > 1:  # for two architectures
+            inner += f":{package.arch}"
         edges.append((reference, inner))
         yield _package(package, inner, image, (distribution, release))
 
@@ -250,7 +255,8 @@ def _package(package: Package, reference: str, image: LockedImage, system: tuple
         type=ComponentType.LIBRARY,
         bom_ref=reference,
         purl=package_purl(package, *system),
-        properties=_properties({"image": image.name}),
+        licenses=_licenses(package.licenses),
+        properties=_properties({"image": image.name, "architecture": package.arch}),
     )
 
 

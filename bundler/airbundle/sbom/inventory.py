@@ -43,11 +43,18 @@ _SPDX = {
 
 @record
 class Package:
-    """Something installed in an image: a package of its operating system, or a Python project."""
+    """Something installed in an image: a package of its operating system, or a Python project.
+
+    Attributes:
+        arch: as the system's package database spells it; empty when it does not say, and for Python.
+        licenses: as the package declares them: identifiers of SPDX, Debian's short names, or an expression.
+    """
 
     name: str
     version: str
     kind: PackageKind
+    arch: str = ""
+    licenses: tuple[str, ...] = ()
 
 
 @record
@@ -65,6 +72,19 @@ class ImageInventory:
     def of_system(self) -> tuple[Package, ...]:
         """Packages of the operating system."""
         return tuple(package for package in self.packages if package.kind != "python")
+
+    def unlicensed(self) -> str:
+        """How many of the system's packages declare no licence that can be read, and why; empty when all do."""
+        system = self.of_system()
+        missing = [package for package in system if not package.licenses]
+        if not missing:
+            return ""
+        reason = (
+            "no copyright file in Debian's machine-readable form"
+            if any(package.kind == "deb" for package in missing)
+            else "the package database names none"
+        )
+        return f"{len(missing)} of {len(system)} system packages have no licence that can be read: {reason}"
 
     def of_python(self) -> tuple[Package, ...]:
         """Installed Python projects."""
@@ -116,10 +136,13 @@ def _layer(facts: Facts, layer: Layer) -> LayerFacts:
 
 def _image(image: LockedImage, layers: Sequence[LayerFacts]) -> ImageInventory:
     found = merge_layers(image.name, layers)
-    packages = {Package(each.name, each.version, _KINDS[each.kind]) for each in found.os_packages}
+    packages = {
+        Package(each.name, each.version, _KINDS[each.kind], each.arch, each.licenses) for each in found.os_packages
+    }
     packages |= {Package(each.name, each.version, "python") for each in found.distributions if each.name}
     return ImageInventory(
-        tuple(sorted(packages, key=lambda each: (each.kind, each.name, each.version))), tuple(sorted(set(found.unread)))
+        tuple(sorted(packages, key=lambda each: (each.kind, each.name, each.version, each.arch))),
+        tuple(sorted(set(found.unread))),
     )
 
 

@@ -72,7 +72,9 @@ def package_purl(package: Package, distribution: str, release: str = "") -> Pack
     """
     if package.kind == "python":
         return PackageURL("pypi", None, package.name, package.version or None)
-    qualifiers = {"distro": f"{distribution}-{release}"} if release else {}
+    qualifiers = {"arch": package.arch} if package.arch else {}
+    if release:
+        qualifiers["distro"] = f"{distribution}-{release}"
     return PackageURL(package.kind, distribution or None, package.name, package.version or None, qualifiers)
 
 

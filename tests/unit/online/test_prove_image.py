@@ -124,14 +124,68 @@ def test_python_projects_own_their_files(tmp_path: Path) -> None:
 
 
 def test_a_musl_image_and_its_packages(tmp_path: Path) -> None:
-    database = b"C:Q1abc\nP:musl\nV:1.2.5-r0\nA:x86_64\nF:lib\nR:ld-musl-x86_64.so.1\n\nP:zlib\nV:1.3\n\n"
+    database = b"C:Q1abc\nP:musl\nV:1.2.5-r0\nA:x86_64\nL:MIT\nF:lib\nR:ld-musl-x86_64.so.1\n\nP:zlib\nV:1.3\n\n"
     found = image(tmp_path, {"lib/ld-musl-x86_64.so.1": native.make_elf(), "lib/apk/db/installed": database})
     assert (found.libc, found.glibc) == ("musl", "")
     assert [(each.name, each.version) for each in found.os_packages] == [("musl", "1.2.5-r0"), ("zlib", "1.3")]
+    assert [(each.arch, each.licenses) for each in found.os_packages] == [("x86_64", ("MIT",)), ("", ())]
+
+
+COPYRIGHT = b"""Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: zlib
+
+Files: *
+Copyright: 1995-2022 Jean-loup Gailly
+License: Zlib
+
+Files: contrib/*
+ debian/*
+Copyright: 2004 others
+License: GPL-2+ and Expat
+
+License: GPL-2+
+ The text of the licence, which is no short name.
+"""
+
+
+def package(name: str, architecture: str = "amd64") -> bytes:
+    head = f"Package: {name}\nStatus: install ok installed\nVersion: 1\nArchitecture: {architecture}\n"
+    return head.encode() + b"Description: one\n more\n\n"
+
+
+def test_architecture_and_licence_of_debian_packages(tmp_path: Path) -> None:
+    """From machine-readable copyright files only, also where packages share one by a link."""
+    names = ("zlib1g", "zlib1g-dev", "zlib-bin", "base", "silent")
+    documents = "usr/share/doc"
+    files = {
+        "var/lib/dpkg/status": b"".join(package(name, "all" if name == "base" else "amd64") for name in names),
+        f"{documents}/zlib1g/copyright": COPYRIGHT,
+        f"{documents}/base/copyright": b"This is free software. License: as you like\n",
+    }
+    links = {f"{documents}/zlib1g-dev": "zlib1g", f"{documents}/zlib-bin/copyright": "../zlib1g/copyright"}
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        for name, content in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        for name, target in links.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = tarfile.SYMTYPE, target
+            archive.addfile(member)
+    (tmp_path / "layer.tar").write_bytes(data.getvalue())
+    found = merge_layers("image", [read_layer(tmp_path / "layer.tar", tmp_path)])
+    assert {each.name: (each.arch, each.licenses) for each in found.os_packages} == {
+        "zlib1g": ("amd64", ("GPL-2+ and Expat", "Zlib")),
+        "zlib1g-dev": ("amd64", ("GPL-2+ and Expat", "Zlib")),
+        "zlib-bin": ("amd64", ("GPL-2+ and Expat", "Zlib")),
+        "base": ("all", ()),
+        "silent": ("amd64", ()),
+    }
 
 
 def rpm_header(**tags: str) -> bytes:
-    numbers = {"name": 1000, "version": 1001, "release": 1002}
+    numbers = {"name": 1000, "version": 1001, "release": 1002, "license": 1014, "arch": 1022}
     index, data = b"", b""
     for tag, text in tags.items():
         index += struct.pack(">IIiI", numbers[tag], 6, len(data), 1)
@@ -143,13 +197,15 @@ def test_rpm_packages(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "rpmdb")) as database:
         database.execute("CREATE TABLE Packages (hnum INTEGER PRIMARY KEY, blob BLOB NOT NULL)")
         for header in (
-            rpm_header(name="glibc", version="2.34", release="100.el9"),
+            rpm_header(name="glibc", version="2.34", release="100.el9", license="LGPL-2.1-or-later", arch="x86_64"),
             rpm_header(name="gpg-pubkey", version="1", release="1"),
         ):
             database.execute("INSERT INTO Packages (blob) VALUES (?)", (header,))
         database.commit()
     found = image(tmp_path, {"var/lib/rpm/rpmdb.sqlite": (tmp_path / "rpmdb").read_bytes()})
-    assert [(each.name, each.version, each.kind) for each in found.os_packages] == [("glibc", "2.34-100.el9", "rpm")]
+    (glibc,) = found.os_packages
+    assert (glibc.name, glibc.version, glibc.kind) == ("glibc", "2.34-100.el9", "rpm")
+    assert (glibc.arch, glibc.licenses) == ("x86_64", ("LGPL-2.1-or-later",))
 
 
 def test_a_database_that_cannot_be_read_is_said(tmp_path: Path) -> None:

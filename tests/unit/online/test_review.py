@@ -292,7 +292,10 @@ def test_models_and_images(docker: Page) -> None:
     (image,) = docker.table("images")
     assert image[1] == "debian 12\nlinux/amd64\nuser 2000\n2 system packages, 1 Python project"
     assert image[3] == f"{reviews.IMAGE.source}\nthere sha256:{'c' * 64}\nhere  sha256:{'d' * 64}"
-    assert docker.table("packages-1-deb") == [["base-files", "12.4+deb12u5"], ["libc6", "2.36-9"]]
+    assert docker.table("packages-1-deb") == [
+        ["base-files", "12.4+deb12u5", "", "not declared"],
+        ["libc6", "2.36-9", "", "not declared"],
+    ]
     assert docker.table("packages-1-python") == [["torch", "2.11.0+cu130"]]
 
 

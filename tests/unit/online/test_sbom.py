@@ -143,6 +143,30 @@ def test_the_inventory_of_a_lock(tmp_path: Path) -> None:
     assert inside.unread == ()
 
 
+def test_system_packages_have_licence_and_architecture_where_they_can_be_read() -> None:
+    packages = (
+        Package("musl", "1.2.5-r0", "apk", "x86_64", ("MIT",)),
+        Package("zlib", "1.3", "apk", "x86_64", ("Zlib", "Own words")),
+        Package("odd", "1", "apk", "x86_64"),
+        Package("twice", "1", "apk", "x86"),
+        Package("twice", "1", "apk", "x86_64"),
+    )
+    lock = reviews.lock()
+    document = render_sbom(
+        lock, reviews.manifest(lock), Inventory(images={reviews.IMAGE.name: ImageInventory(packages)})
+    )
+    found = {each["name"]: each for each in components(document).values() if each.get("purl", "").startswith("pkg:apk")}
+    assert found["musl"]["licenses"] == [{"license": {"id": "MIT", "acknowledgement": "declared"}}]
+    named = {each["license"].get("id") or each["license"]["name"] for each in found["zlib"]["licenses"]}
+    assert named == {"Own words", "Zlib"}
+    assert "licenses" not in found["odd"]
+    assert "arch=x86_64" in found["musl"]["purl"]
+    assert properties(found["musl"])["architecture"] == "x86_64"
+    image = components(document)[f"image:{reviews.IMAGE.name}"]
+    assert properties(image)["image:unlicensed"].startswith("3 of 5 system packages have no licence that can be read")
+    assert len([name for name in components(document) if "/apk/twice@1" in name]) == 2
+
+
 def test_layers_are_read_once(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "cache")
     image = dataclasses.replace(reviews.IMAGE, layers=(layer(cache, tar({"var/lib/dpkg/status": STATUS})),))
