@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from typing import Union
 
+from airbundle_onsite.contract.record import record
+
 BLOCK = 256 * 1024
 """Bytes in a block before compression, but for the last of a segment: so few that a core's cache holds it."""
 
@@ -26,7 +28,8 @@ WIDTHS = (1, 2, 4)
 """How many planes a block may have."""
 
 _WINDOW = -zlib.MAX_WBITS  # raw DEFLATE, without header and checksum: the file's SHA-256 shows every fault
-_AHEAD = 2  # blocks under way for each thread
+_GROUP = 4  # blocks that one thread decodes at a time: handing each one over would cost more than it gains
+_AHEAD = 2  # groups under way for each thread
 _MOST_WORKERS = 8  # joining planes holds Python's lock: more threads would only take memory
 
 
@@ -85,28 +88,27 @@ def decoded(read: Callable[[int], bytes], packed: int, size: int, pool: Executor
         read: gives exactly that many of the next bytes of what it takes; fewer only at its end.
         packed: bytes that it takes.
         size: bytes that it holds.
-        pool: blocks are decoded there side by side; at most two for each of `workers` threads are in memory.
+        pool: blocks are decoded there side by side; at most nine for each of `workers` threads are in memory.
 
     Raises:
         ValueError: it is not what it should be; says which block.
     """
-    pending: deque[Future[bytes]] = deque()
-    most = _AHEAD * workers()
+    pending: deque[Future[list[bytes]]] = deque()
     blocks = -(-size // BLOCK)
+    group: list[_Block] = []
     try:
         for number in range(blocks):
-            block = min(BLOCK, size - number * BLOCK)
-            try:
-                lengths, data, packed = _read_block(read, packed, block)
-            except ValueError as error:
-                raise ValueError(f"block {number} of {blocks}: {error}") from error
-            pending.append(pool.submit(_decode_numbered, number, blocks, lengths, data, block))
-            if len(pending) >= most:
-                yield pending.popleft().result()
+            block, packed = _read_block(read, packed, number, size)
+            group.append(block)
+            if len(group) == _GROUP or number == blocks - 1:
+                pending.append(pool.submit(_decode_group, group))
+                group = []
+            if len(pending) > _AHEAD * workers():
+                yield from pending.popleft().result()
         if packed:
             raise ValueError(f"{packed} bytes follow its last block")
         while pending:
-            yield pending.popleft().result()
+            yield from pending.popleft().result()
     finally:
         for each in pending:
             each.cancel()
@@ -114,15 +116,11 @@ def decoded(read: Callable[[int], bytes], packed: int, size: int, pool: Executor
 
 def decoded_range(read: Callable[[int], bytes], packed: int, size: int, begin: int, count: int) -> bytes:
     """`count` of the segment's bytes from `begin` on; only their blocks are decoded. Otherwise as `decoded`."""
-    blocks, found = -(-size // BLOCK), []
+    found = []
     for number in range(-(-(begin + count) // BLOCK)):
-        block = min(BLOCK, size - number * BLOCK)
-        try:
-            lengths, data, packed = _read_block(read, packed, block)
-            if begin < number * BLOCK + block:
-                found.append(decode_block(lengths, data, block))
-        except ValueError as error:
-            raise ValueError(f"block {number} of {blocks}: {error}") from error
+        block, packed = _read_block(read, packed, number, size)
+        if begin < number * BLOCK + block.size:
+            found.append(block.decoded())
     start = begin % BLOCK
     return b"".join(found)[start : start + count]
 
@@ -150,19 +148,48 @@ class ChunkReader:
         return b"".join(self.take(size))
 
 
-def _read_block(read: Callable[[int], bytes], left: int, size: int) -> tuple[tuple[int, ...], bytes, int]:
-    """The next block of `size` bytes: what its planes take, its data, and the bytes left in the segment after it."""
-    (width,) = struct.unpack("<I", _exactly(read, 4, left))
-    if width not in WIDTHS:
-        raise ValueError(f"it has {width} planes, needed one of {', '.join(map(str, WIDTHS))}")
-    left -= 4
-    lengths = struct.unpack(f"<{width}I", _exactly(read, 4 * width, left))
-    left -= 4 * width
-    for number, (length, needed) in enumerate(zip(lengths, plane_sizes(size, width))):
-        if length > needed:
-            raise ValueError(f"plane {number} takes {length} bytes, and holds {needed}")
-    total = sum(lengths)
-    return lengths, _exactly(read, total, left), left - total
+@record
+class _Block:
+    """A block still compressed: its number of how many, bytes that it holds, bytes of each plane, the planes."""
+
+    number: int
+    blocks: int
+    size: int
+    lengths: tuple[int, ...]
+    data: bytes
+
+    def decoded(self) -> bytes:
+        try:
+            return decode_block(self.lengths, self.data, self.size)
+        except ValueError as error:
+            raise _numbered(self.number, self.blocks, error) from error
+
+
+def _read_block(read: Callable[[int], bytes], left: int, number: int, whole: int) -> tuple[_Block, int]:
+    """The next block, of a segment of `whole` bytes, and the compressed bytes `left` in it after that."""
+    blocks, size = -(-whole // BLOCK), min(BLOCK, whole - number * BLOCK)
+    try:
+        (width,) = struct.unpack("<I", _exactly(read, 4, left))
+        if width not in WIDTHS:
+            raise ValueError(f"it has {width} planes, needed one of {', '.join(map(str, WIDTHS))}")
+        left -= 4
+        lengths = struct.unpack(f"<{width}I", _exactly(read, 4 * width, left))
+        left -= 4 * width
+        for plane, (length, needed) in enumerate(zip(lengths, plane_sizes(size, width))):
+            if length > needed:
+                raise ValueError(f"plane {plane} takes {length} bytes, and holds {needed}")
+        data = _exactly(read, sum(lengths), left)
+    except ValueError as error:
+        raise _numbered(number, blocks, error) from error
+    return _Block(number, blocks, size, lengths, data), left - len(data)
+
+
+def _numbered(number: int, blocks: int, error: ValueError) -> ValueError:
+    return ValueError(f"block {number} of {blocks}: {error}")
+
+
+def _decode_group(group: Sequence[_Block]) -> list[bytes]:
+    return [block.decoded() for block in group]
 
 
 def _exactly(read: Callable[[int], bytes], wanted: int, left: int) -> bytes:
@@ -172,13 +199,6 @@ def _exactly(read: Callable[[int], bytes], wanted: int, left: int) -> bytes:
     if len(data) != wanted:
         raise ValueError(f"{len(data)} bytes came, needed {wanted}")
     return data
-
-
-def _decode_numbered(number: int, blocks: int, lengths: Sequence[int], data: bytes, size: int) -> bytes:
-    try:
-        return decode_block(lengths, data, size)
-    except ValueError as error:
-        raise ValueError(f"block {number} of {blocks}: {error}") from error
 
 
 def _inflate(data: memoryview, size: int) -> bytes:

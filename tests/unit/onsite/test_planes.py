@@ -114,6 +114,6 @@ def test_memory_is_that_of_a_few_blocks() -> None:
         with ThreadPoolExecutor(planes.workers()) as pool:
             sizes = [len(chunk) for chunk in decoded(reader.read, count * len(one), count * BLOCK, pool)]
         assert sizes == [BLOCK] * count
-        assert tracemalloc.get_traced_memory()[1] < (4 * planes.workers() + 6) * BLOCK
+        assert tracemalloc.get_traced_memory()[1] < (9 * planes.workers() + 8) * BLOCK
     finally:
         tracemalloc.stop()
