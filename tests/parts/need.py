@@ -48,6 +48,7 @@ GROUPS = {
     "ctr": ("ctr",),
     "podman": ("podman",),
     "images": ("mmdebstrap",),
+    "other-user": ("setpriv",),
     "machine": ("mmdebstrap", "unshare", "nsenter", "ip", "mount"),
     "netns": ("unshare", "ip"),
     "ext4": ("mkfs.ext4", "mount"),
@@ -59,7 +60,7 @@ GROUPS = {
 }
 """Parts by the name used in ``@pytest.mark.real(...)``, and the programs each needs."""
 
-NEED_ROOT = frozenset({"docker", "podman", "images", "machine", "netns", "exfat", "ext4", "fat"})
+NEED_ROOT = frozenset({"docker", "podman", "images", "machine", "netns", "exfat", "ext4", "fat", "other-user"})
 
 SEARCH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
 
