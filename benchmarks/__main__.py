@@ -36,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     machine, share = describe(work), SMALL if options.small else 1
-    bench = Bench(work, _tell)
+    bench = Bench(work, _Terminal())
     try:
         _run(bench, options, share)
     finally:
@@ -63,7 +63,7 @@ def _run(bench: Bench, options: argparse.Namespace, share: int) -> None:
     if "compress" in options.subjects:
         compress_rows(bench.work, size=max(256 * MIB // share, 16 * MIB), tell=lambda row: bench.add(_compressed(row)))
     if "flat" in options.subjects:
-        bench.rows += flat_rows(bench.work / "flat", _tell, int(options.flat_gib * GIB) // share)
+        bench.rows += flat_rows(bench.work / "flat", _Terminal(), int(options.flat_gib * GIB) // share)
 
 
 def _compressed(row: CompressRow) -> Row:
@@ -93,9 +93,18 @@ def _options(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def _tell(row: Row) -> None:
-    sys.stdout.write(row_text(row) + "\n")
-    sys.stdout.flush()
+class _Terminal:
+    """Shows rows as they come, each subject under its heading."""
+
+    def __init__(self) -> None:
+        self._subject = ""
+
+    def __call__(self, row: Row) -> None:
+        if row.subject != self._subject:
+            self._subject = row.subject
+            sys.stdout.write(f"\n{row.subject}\n")
+        sys.stdout.write(row_text(row) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,9 @@ holds them. What a figure is a ratio to was measured in the same run, on the sam
 """
 
 
+_HEADER = ("| | time | size | figure | aim | memory | |", "| --- | --: | --: | --: | --- | --: | --- |")
+
+
 def row_text(row: Row) -> str:
     """One line for the terminal."""
     cells = (f"{row.what:58}", f"{_seconds(row):>11}", f"{_size(row):>13}", f"{_figure(row):>9} {row.to:26}")
@@ -35,42 +38,30 @@ def write_results(directory: Path, name: str, machine: Machine, rows: list[Row],
 
 
 def _page(name: str, machine: Machine, rows: list[Row], command: str) -> str:
-    lines = [f"# Benchmark of {name}", "", _INTRO.format(command=command), *_machine_lines(machine), ""]
     judged = [row for row in rows if row.met is not None]
-    missed = [row for row in judged if not row.met]
-    lines += [f"{len(judged) - len(missed)} of {len(judged)} aims are met.", ""]
+    met = sum(bool(row.met) for row in judged)
+    lines = [f"# Benchmark of {name}", "", _INTRO.format(command=command), *_machine_lines(machine), ""]
+    lines += [f"{met} of {len(judged)} aims are met.", ""]
     for subject, group in itertools.groupby(rows, key=lambda row: row.subject):
-        lines += [
-            f"## {subject}",
-            "",
-            "| | time | size | figure | aim | memory | |",
-            "| --- | --: | --: | --: | --- | --: | --- |",
-        ]
-        for row in group:
-            what = row.what.strip() if row.what.strip() == row.what else f"… {row.what.strip()}"
-            cells = (
-                what,
-                _seconds(row),
-                _size(row),
-                f"{_figure(row)} {row.to}".strip(),
-                _aim(row),
-                _memory(row),
-                row.note,
-            )
-            lines.append(f"| {' | '.join(cells)} |")
-        lines.append("")
+        lines += [f"## {subject}", "", *_HEADER, *map(_table_line, group), ""]
     return "\n".join(lines)
 
 
+def _table_line(row: Row) -> str:
+    what = row.what.strip()
+    if what != row.what:  # a part of the row above
+        what = f"… {what}"
+    figure = f"{_figure(row)} {row.to}".strip()
+    return f"| {' | '.join((what, _seconds(row), _size(row), figure, _aim(row), _memory(row), row.note))} |"
+
+
 def _machine_lines(machine: Machine) -> list[str]:
-    extensions = "with" if machine.sha_extensions else "without"
+    cores = f"{machine.cores} cores {'with' if machine.sha_extensions else 'without'} SHA extensions"
     return [
-        f"- Machine: {machine.cpu}, {machine.cores} cores, {extensions} SHA extensions, "
-        f"{machine.memory / GIB:.0f} GiB memory",
+        f"- Machine: {machine.cpu}, {cores}, {machine.memory / GIB:.0f} GiB memory",
         f"- Disk: {machine.filesystem}, {machine.free / GIB:.0f} GiB free at the start",
         f"- Software: Linux {machine.kernel}, Python {machine.python}, {machine.tool}",
-        f"- Begun {machine.began}; load {_loads(machine.load_at_start)} at the start, "
-        f"{_loads(machine.load_at_end)} at the end",
+        f"- Begun {machine.began}; load {_loads(machine.load_at_start)} then, {_loads(machine.load_at_end)} at the end",
     ]
 
 
@@ -89,23 +80,14 @@ def _size(row: Row) -> str:
 def _figure(row: Row) -> str:
     if row.figure is None:
         return ""
-    return (
-        f"{row.figure:.3f}"
-        if abs(row.figure) < 0.1
-        else f"{row.figure:.2f}"
-        if row.figure < 100
-        else f"{row.figure:.0f}"
-    )
+    digits = 3 if abs(row.figure) < 0.1 else 2 if abs(row.figure) < 100 else 0
+    return f"{row.figure:.{digits}f}"
 
 
 def _aim(row: Row) -> str:
     if row.aim is None:
         return ""
-    return (
-        f"{row.aim.sign} {row.aim.value:.2g}{'' if row.met else ' missed'}"
-        if row.aim.value < 100
-        else f"{row.aim.sign} {row.aim.value:g}{'' if row.met else ' missed'}"
-    )
+    return f"{row.aim.sign} {row.aim.value:.3g}" + ("" if row.met else ", missed")
 
 
 def _memory(row: Row) -> str:
