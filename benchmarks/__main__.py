@@ -21,11 +21,12 @@ from benchmarks.flat import flat_rows
 from benchmarks.images import image_rows
 from benchmarks.kit import fingerprint_row
 from benchmarks.machine import describe, load
+from benchmarks.plans import plan_rows
 from benchmarks.report import row_text, write_results
 from benchmarks.throughput import throughput_rows
 
 RESULTS = Path(__file__).parent / "results"
-SUBJECTS = ("kit", "throughput", "difference", "images", "compress")
+SUBJECTS = ("kit", "plans", "throughput", "difference", "images", "compress")
 SMALL = 20  # a small run does everything with this part of the bytes
 
 
@@ -54,6 +55,8 @@ def _run(bench: Bench, options: argparse.Namespace, share: int) -> None:
     usual = not options.no_usual
     if "kit" in options.subjects:
         fingerprint_row(bench)
+    if "plans" in options.subjects:
+        plan_rows(bench)
     if "throughput" in options.subjects:
         throughput_rows(bench, [int(size * GIB) // share for size in sorted(options.sizes)], usual=usual)
     if "difference" in options.subjects:

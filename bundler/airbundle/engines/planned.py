@@ -223,7 +223,7 @@ def refuse(plan: EnginePlan) -> None:
         raise UsageError(
             f"{plan.engine} {plan.version} cannot serve this as planned",
             details=against,
-            remedy="`airbundle plan` shows the whole reckoning; change [serving], the engine, the model or the target",
+            remedy="change [serving], the engine, the model or the target; `airbundle estimate` shows what would fit",
         )
 
 
