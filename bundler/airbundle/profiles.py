@@ -6,6 +6,7 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def load(profile_id: str) -> HardwareProfile:
 
 def all_profiles() -> list[HardwareProfile]:
     """Every profile that airbundle brings, by id. Raises UsageError like `load`."""
-    return [read(path) for path in _files().values()]
+    return list(_shipped())
+
+
+@cache
+def _shipped() -> tuple[HardwareProfile, ...]:
+    """Read once: a plan asks for them a dozen times."""
+    return tuple(read(path) for path in _files().values())
 
 
 def read(path: Path) -> HardwareProfile:
