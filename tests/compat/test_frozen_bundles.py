@@ -1,17 +1,23 @@
 """Bundles of every released format, kept as they left: each must verify, install, and give up its files, for ever.
 
-``frozen-v1`` is a whole bundle with its own installer. The ``demo`` ones are installed by the present one: v1 in full
-and in parts, v2 as a difference to it, v3 with compressed weights, v4 as a single file. All are signed by one key.
+The ``demo`` ones are installed: v1 in full and in parts, v2 as a difference to it, v3 with compressed weights, v4 as a
+single file, v5 with wheels and with the installer of its day, which also installs the others. ``make_frozen`` beside
+this file made them. ``frozen-v1`` is what ``airbundle build`` wrote before there were compressed weights; it is
+verified, and its site's program installs what it can understand. Its wheels are stand-ins that do not install. All are
+signed by one key.
 """
 
 import hashlib
 import json
+import os
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from airbundle.signing import keygen
 from airbundle_onsite.errors import TrustError
 from airbundle_onsite.system import Silent
 from airbundle_onsite.verify.bundle import trust
@@ -20,6 +26,7 @@ from airbundle_onsite.verify.stream import PayloadReader
 from parts import sites
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
+ANSWERING = ("demo-v1", "demo-v2", "demo-v3", "demo-v4", "demo-v5")
 FROZEN = sorted(path.parent for folder in FORMATS for path in folder.glob("*/bundle.json"))
 
 
@@ -41,6 +48,29 @@ def _install(site, bundle, signers):
     return site.install(bundle, "--allowed-signers", signers)
 
 
+def _old(site, argv, folder):
+    """A run of an installer of then, which brings all of its own code."""
+    words = ["--yes", "--root", site.root, "--port", site.port, "--allowed-signers", folder / "allowed_signers"]
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    argv = [str(word) for word in (*argv, *words)]
+    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, env=environ)
+
+
+def _unpacked(folder, name, target):
+    """The directory of a bundle; one that is a single file is unpacked below `target`."""
+    if (folder / name).is_dir():
+        return folder / name
+    with tarfile.open(folder / f"{name}.tar") as archive:
+        archive.extractall(target, filter="data")
+    return target / name
+
+
+def _require_wheels(site):
+    python = site.root / "releases/demo/v5/venv/bin/python"
+    argv = [str(python), "-I", "-c", "import answering; print(answering.VERSION)"]
+    assert subprocess.run(argv, capture_output=True, text=True, timeout=60).stdout == "1.0\n"
+
+
 def _require_whole(site, bundle):
     """The release answers, and each of its files is what the bundle's manifest says."""
     manifest = trust(bundle).manifest
@@ -53,11 +83,28 @@ def _require_whole(site, bundle):
 def test_every_kind_of_bundle_is_among_them():
     assert [folder.name for folder in FORMATS][:1] == ["format-1"]
     kinds = {bundle.name: trust(bundle, _signers(bundle)).manifest for bundle in FROZEN}
-    assert list(kinds)[:4] == ["demo-v1", "demo-v2", "demo-v3", "frozen-v1"]
+    assert list(kinds)[:5] == ["demo-v1", "demo-v2", "demo-v3", "demo-v5", "frozen-v1"]
     assert len(kinds["demo-v1"].payload.parts) == 2
     assert [base.version for base in kinds["demo-v2"].bases] == ["v1"]
     assert kinds["demo-v3"].features == ("byte-planes",)
-    assert len(kinds["frozen-v1"].wheels) == 2
+    assert kinds["demo-v5"].launch[0].wheels
+    assert len(kinds["demo-v5"].wheels) == len(kinds["frozen-v1"].wheels) == 2
+    assert (FORMATS[0] / "demo-v4.tar").is_file()
+
+
+def test_their_maker_makes_as_many_for_the_next_format(tmp_path):
+    pair = keygen(tmp_path / "key", "office", "")
+    script, tests = Path(__file__).parent / "make_frozen.py", Path(__file__).parents[1]
+    argv = [sys.executable, str(script), str(tmp_path / "made"), pair.private]
+    paths = os.pathsep.join([str(tests), *sys.path])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name.removesuffix(".tar") for path in (tmp_path / "made").iterdir()) == list(ANSWERING)
+    for path in (tmp_path / "made").glob("*/bundle.json"):
+        made = trust(path.parent, f"{pair.allowed_signers}\n".encode()).manifest
+        assert made.features == trust(FORMATS[-1] / path.parent.name).manifest.features
+    again = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
+    assert "which stay as they are" in again.stderr
 
 
 @pytest.mark.parametrize("bundle", FROZEN, ids=_named)
@@ -81,20 +128,53 @@ def test_another_signer_is_refused(bundle):
 
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
 def test_each_installs_after_the_other(folder, site):
-    """In full, by difference to what is there by now, compressed, and out of a single file."""
-    signers = folder / "allowed_signers"
-    for name in ("demo-v1", "demo-v2", "demo-v3"):
-        done = _install(site, folder / name, signers)
+    """In full, by difference to what is there by now, compressed, out of a single file, and with wheels."""
+    for name in ANSWERING:
+        bundle = _unpacked(folder, name, site.root.parent)
+        done = _install(site, bundle, folder / "allowed_signers")
         assert done.code == 0, done
-        _require_whole(site, folder / name)
-    with tarfile.open(folder / "demo-v4.tar") as archive:
-        archive.extractall(site.root.parent, filter="data")
-    done = _install(site, site.root.parent / "demo-v4", signers)
-    assert done.code == 0, done
-    _require_whole(site, site.root.parent / "demo-v4")
+        _require_whole(site, bundle)
+    _require_wheels(site)
     assert site.run("--rollback", "--yes").code == 0
-    assert site.answer() == "Paris, says v3"
+    assert site.answer() == "Paris, says v4"
     assert site.leftovers() == []
+
+
+@pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
+def test_one_installs_by_its_own_installer(folder, site):
+    done = _old(site, ["bash", folder / "demo-v5" / "install.sh"], folder)
+    assert done.returncode == 0, done.stderr
+    _require_whole(site, folder / "demo-v5")
+    _require_wheels(site)
+
+
+@pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
+def test_what_a_program_of_then_installed_the_present_one_goes_on_with(folder, site):
+    program = [sys.executable, folder / "demo-v5" / "onsite.pyz", "--bundle"]
+    for name in ANSWERING[:4]:
+        bundle = _unpacked(folder, name, site.root.parent)
+        done = _old(site, [*program, bundle], folder)
+        assert done.returncode == 0, done.stderr
+        _require_whole(site, bundle)
+    done = _install(site, folder / "demo-v5", folder / "allowed_signers")
+    assert done.code == 0, done
+    _require_whole(site, folder / "demo-v5")
+    assert site.run("--rollback", "v2", "--yes").code == 0
+    assert site.answer() == "Paris, says v2"
+    assert site.leftovers() == []
+
+
+def test_a_program_from_before_compression_installs_the_others_and_refuses_those(site):
+    folder = FORMATS[0]
+    program = [sys.executable, folder / "frozen-v1" / "onsite.pyz", "--bundle"]
+    for name in ("demo-v1", "demo-v2"):
+        done = _old(site, [*program, folder / name], folder)
+        assert done.returncode == 0, done.stderr
+        _require_whole(site, folder / name)
+    done = _old(site, [*program, folder / "demo-v3"], folder)
+    assert done.returncode == 5, done.stderr
+    assert "use the install.sh of this very bundle" in done.stderr
+    _require_whole(site, folder / "demo-v2")
 
 
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
@@ -104,9 +184,10 @@ def test_a_difference_without_its_base_says_so(folder, site):
     assert "demo v1 is not installed" in done.err
 
 
+@pytest.mark.parametrize("name", ["demo-v5", "frozen-v1"])
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
-def test_its_own_installer_still_runs(folder):
-    argv = ["bash", folder / "frozen-v1" / "install.sh", "--verify", "--json"]
+def test_its_own_installer_still_verifies_it(folder, name):
+    argv = ["bash", folder / name / "install.sh", "--verify", "--json"]
     done = subprocess.run(
         [*map(str, argv), "--allowed-signers", str(folder / "allowed_signers")],
         capture_output=True,
