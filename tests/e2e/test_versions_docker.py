@@ -60,11 +60,16 @@ def test_no_way_back_is_lost_to_a_prune_and_none_is_pulled(
     refused = site.control("--rollback", "--yes").check(5)
     assert "airbundle/llama.cpp:r1" in refused.err
     assert "what runs was not touched" in refused.err
+    assert "from its bundle with --reinstall" in refused.err
     assert site.version() == "r2"
     assert _containers(docker_engine) == running
     # The registry still serves it and can be reached from here: whatever pulls would have found it.
     assert of_first not in docker_engine.run("images", "-q", "--no-trunc").stdout
     docker_engine.run("pull", llama_image)
+    docker_engine.run("rmi", "-f", of_first)
+
+    site.install(first, "--yes", "--reinstall").check()  # the cure that was named
+    assert (site.version(), _images_in_use(docker_engine)) == ("r1", {of_first})
 
 
 def _containers(engine: DockerEngine, *words: str) -> list[str]:

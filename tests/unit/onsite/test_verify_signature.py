@@ -91,7 +91,10 @@ def test_what_ssh_keygen_signs_verifies(keys, hash_name):
     signer = verify_signature(DATA, signature, f"# ours\n\nalice@office {keys.public('alice')} a comment\n".encode())
     assert signer == f"alice@office {keys.fingerprint('alice')}"
     assert verify_unpinned(DATA, signature) == keys.fingerprint("alice")
+    # Copied as text by a Windows machine, both files keep what they say.
     assert verify_unpinned(DATA, signature.replace(b"\n", b"\r\n")) == keys.fingerprint("alice")
+    as_text = f"# ours\r\n\r\nalice {keys.public('alice')}\r\n".encode()
+    assert verify_signature(DATA, signature, as_text) == f"alice {keys.fingerprint('alice')}"
 
 
 @pytest.mark.real("ssh-keygen")
