@@ -2,8 +2,10 @@
 
     for row in compress_rows(work, size=256 * MIB): ...
 
-The values are random and normal, with the deviation of a usual layer; real weights come within a percent of their
-ratios, for it is the spread of exponents that counts. Rates are of what goes in, or comes out, uncompressed.
+The values are random and normal, with the deviation of a usual layer. Trained weights are spread wider and keep a
+little more: of one small speech model (1.2 MB of fp32, also rounded to the others) 0.69, 0.87 and 0.85 were left as
+bf16, fp16 and fp32, where these values leave 0.67, 0.84 and 0.83. Weights of a large language model were not at hand.
+Rates are of what goes in, or comes out, uncompressed.
 """
 
 from __future__ import annotations

@@ -80,6 +80,7 @@ def render_outer(draft: BundleManifest) -> dict[str, bytes]:
         "rollback": draft.rollback,
         "files_size": human_bytes(sum(entry.size for entry in draft.files if entry.role != "image")),
         "pieces": any(entry.member.startswith(f"{layout.DELTA}/") for entry in draft.files),
+        "compressed": any(entry.is_compressed for entry in draft.files),
         "thin_images": bool(draft.absent_layers),
         "default_root": layout.DEFAULT_ROOT,
     }

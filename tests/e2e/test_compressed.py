@@ -102,6 +102,8 @@ def test_a_compressed_bundle_installs(site: Site, plain: Mapping[str, Path], bun
     assert after.payload.size < 0.75 * before.payload.size
     assert [(e.path, e.size, e.sha256) for e in after.files] == [(e.path, e.size, e.sha256) for e in before.files]
     assert after.features == ("byte-planes",)
+    assert "    packed/      weights that are compressed" in (bundles["v1"] / layout.README).read_text()
+    assert "packed/" not in (plain["v1"] / layout.README).read_text()
     assert site.run("--bundle", bundles["v1"], "--verify").code == 0
     done = site.install(bundles["v1"])
     assert done.code == 0, done
