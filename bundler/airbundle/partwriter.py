@@ -51,12 +51,11 @@ class PartWriter:
         self._left = sizes[0]
         self._file = self._open()
         self._progress = _Progress()
-        self._threads = ThreadPoolExecutor(3, thread_name_prefix="parts")
-        hashing = _Hashing(directory, sizes, self._progress)
-        self._wholes = self._threads.submit(hashing.run, hashing.parts)
-        self._pieces = self._threads.submit(hashing.run, hashing.later_pieces)
         self._syncs: deque[Future[None]] = deque()
         self._syncing = ThreadPoolExecutor(1, thread_name_prefix="sync")
+        hashing = _Hashing(directory, sizes, self._progress)
+        self._wholes = _Aside("parts", lambda: hashing.run(hashing.parts))
+        self._pieces = _Aside("pieces", lambda: hashing.run(hashing.later_pieces))
 
     def write(self, data: bytes) -> None:
         """Append bytes in memory."""
@@ -100,7 +99,8 @@ class PartWriter:
     def close(self) -> None:
         """Release files and threads, whatever happened before."""
         self._progress.stop()
-        self._threads.shutdown()
+        self._wholes.join()
+        self._pieces.join()
         self._syncing.shutdown()
         self._file.close()
 
@@ -136,6 +136,28 @@ class PartWriter:
         self._syncs.append(self._syncing.submit(action, self._file))
         if len(self._syncs) > _OPEN:
             self._syncs.popleft().result()
+
+
+class _Aside:
+    """Work in a thread of its own, whose end no program waits for: a Ctrl-C between the thread's start and the `try`
+    that would stop it leaves a thread that waits for bytes for ever, as one of a pool would keep the process alive."""
+
+    def __init__(self, name: str, work: Callable[[], list[str]]) -> None:
+        self._future: Future[list[str]] = Future()
+        self._thread = threading.Thread(target=self._run, args=(work,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], list[str]]) -> None:
+        try:
+            self._future.set_result(work())
+        except Exception as error:  # noqa: BLE001 - raised where the result is asked for
+            self._future.set_exception(error)
+
+    def result(self) -> list[str]:
+        return self._future.result()
+
+    def join(self) -> None:
+        self._thread.join()
 
 
 class _Stopped(Exception):

@@ -2,6 +2,8 @@
 
 import errno
 import hashlib
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -18,7 +20,7 @@ def _ignored(_count):
 
 
 def _names():
-    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("parts", "sync"))}
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("parts", "pieces", "sync"))}
 
 
 def test_hashes_are_of_what_stands_in_the_parts(tmp_path):
@@ -89,3 +91,14 @@ def test_a_disk_that_takes_no_more(tmp_path):
     writer.close()
     assert caught.value.errno == errno.ENOSPC
     assert not _names()
+
+
+def test_a_writer_that_nobody_closes_keeps_no_process_alive(tmp_path):
+    """As after a Ctrl-C between its making and the `try` that closes it."""
+    script = (
+        "import pathlib, sys; from airbundle.partwriter import PartWriter\n"
+        "writer = PartWriter(pathlib.Path(sys.argv[1]), [1024], lambda _: None)\n"
+        "raise KeyboardInterrupt\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, timeout=60)
+    assert done.stderr.endswith(b"KeyboardInterrupt\n")
