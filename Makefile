@@ -3,12 +3,14 @@
 # make lint   formatting, static checks, types, import rules
 # make bench  ratios against cp, one hash pass and the usual script
 # PYTHON=…    a Python of 3.11 or newer, when the one on PATH is older
+# WORKERS=…   test processes side by side, 2 by default: most tests wait for what they started; 0 for one, as --pdb needs
 # ARGS=…      further words for pytest, the demo or the benchmark
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 ARGS ?=
+WORKERS ?= 2
 export PYTHON
 
 .PHONY: venv provision test lint demo bench clean
@@ -27,7 +29,8 @@ provision:
 	scripts/provision
 
 test: $(READY) provision
-	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --durations=15 $(ARGS)
+	PYTHONUNBUFFERED=1 $(BIN)/python -m pytest --durations=15 \
+	  --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY)
 	scripts/provision shellcheck

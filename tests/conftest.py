@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from parts import ambient
 
-pytest_plugins = ["parts.fixtures"]
+pytest_plugins = ["parts.fixtures", "parts.spread"]
 
 # Here and not in a fixture: clients read these when they are imported.
 _HOME = Path(tempfile.mkdtemp(prefix="ab-tests-"))
@@ -19,6 +20,7 @@ _SETTLED = ambient.settled(os.environ, _HOME)
 for _name in set(os.environ) - set(_SETTLED):
     del os.environ[_name]
 os.environ.update(_SETTLED)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # what is started here is sent some, and inherits what nohup has set
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

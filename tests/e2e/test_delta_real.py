@@ -328,6 +328,7 @@ def test_layers_that_the_engine_has_do_not_travel(
     assert thin_size < 0.01 * full_size, (thin_size, full_size)
     assert len(manifest_of(second).absent_layers) == len(manifest_of(first).images[0].layers)
 
+    docker_engine.forget_images()
     refused = site.install(second, "--yes").check(3)
     assert "which the container engine lacks" in refused.err
     assert "builds on" in refused.err

@@ -23,17 +23,11 @@ def site(tmp_path, docker_engine):
         made.control("--uninstall", "--yes").check()
 
 
-def _forget_images(docker_engine):
-    images = docker_engine.run("images", "-q").stdout.split()
-    if images:
-        docker_engine.run("rmi", "-f", *set(images))
-
-
 def test_an_engine_image_is_loaded_isolated_and_answers(office, site, docker_engine, llama_image):
     bundle = office.build(
         "smollm2-docker.toml", "v1", f"image.source=registry:{llama_image}", "image.name=airbundle/llama.cpp:test"
     )
-    _forget_images(docker_engine)
+    docker_engine.forget_images()
     site.install(bundle, "--verify").check()
     site.install(bundle, "--yes").check()
     assert "Paris" in site.ask()
@@ -56,7 +50,7 @@ def test_wheels_are_resolved_in_the_base_image_and_installed_without_network(off
     bundle = office.build(
         "smollm2-base-wheels.toml", "v1", f"image.source=registry:{base_image}", "image.name=airbundle/base:test"
     )
-    _forget_images(docker_engine)
+    docker_engine.forget_images()
     site.install(bundle, "--yes").check()
     assert "Paris" in site.ask()
 

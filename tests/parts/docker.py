@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import shutil
@@ -46,6 +47,10 @@ class DockerEngine:
             raise RuntimeError(f"docker {' '.join(words)}: {done.stderr}")
         return done
 
+    def forget_images(self) -> None:
+        """Remove every image that no container has, whatever tests before left."""
+        self.run("image", "prune", "-af")
+
 
 @contextmanager
 def running(data_root: Path | None = None) -> Iterator[DockerEngine]:
@@ -55,12 +60,16 @@ def running(data_root: Path | None = None) -> Iterator[DockerEngine]:
         data_root: where it keeps images and containers, e.g. on a small disk; by default a directory of its own.
     """
     need.need("docker")
+    with _free_network() as third, _running(third, data_root) as engine:
+        yield engine
+
+
+@contextmanager
+def _running(third: int, data_root: Path | None) -> Iterator[DockerEngine]:
     # A short path of its own: the name of a unix socket has at most 107 bytes.
     directory = Path(tempfile.mkdtemp(prefix="ab-docker-"))
     name = f"ab{secrets.token_hex(3)}"
     engine = DockerEngine(directory / "docker.sock", data_root or directory / "data", directory / "dockerd.log")
-    # 198.18.0.0/15 is set apart for tests of networks, so no real network of this machine is hidden.
-    third = secrets.randbelow(250)
     argv = [
         need.program("dockerd"),
         *("--config-file", str(_empty_configuration(directory))),
@@ -70,7 +79,7 @@ def running(data_root: Path | None = None) -> Iterator[DockerEngine]:
         *("--pidfile", str(directory / "docker.pid")),
         *("--containerd-namespace", name, "--containerd-plugins-namespace", f"{name}p"),
         *("--bridge", name),
-        *("--default-address-pool", "base=198.19.0.0/16,size=24"),
+        *("--default-address-pool", f"base=198.19.{third}.0/24,size=28"),
     ]
     _make_bridge(name, f"198.18.{third}.1/24")
     daemon = Daemon(argv, engine.log, env={**os.environ, "PATH": need.SEARCH})
@@ -85,6 +94,23 @@ def running(data_root: Path | None = None) -> Iterator[DockerEngine]:
         unmount_below(engine.data_root)
         unmount_below(directory)
         shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _free_network() -> Iterator[int]:
+    """A third byte of an address that no other engine has meanwhile, of this run or another.
+
+    198.18.0.0/15 is set apart for tests of networks, so no real network of this machine is hidden.
+    """
+    for third in range(10, 250):  # below are those that airbundle chooses from
+        with Path(tempfile.gettempdir(), f"ab-network-{third}.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield third
+            return
+    raise RuntimeError("no network is free for one more engine")
 
 
 def _empty_configuration(directory: Path) -> Path:
