@@ -142,6 +142,7 @@ def _bound(table: WheelsTable, toolbox: Toolbox, target: str, options: Sequence[
                 raise explain(done, toolbox, f"{target}, from index {index.name}", (*options, "--index-url", index.url))
             report: Any = parse(done.stdout)
             (item,) = report["install"]
+            _refuse_yanked(name, item)  # here: of a URL, pip would not say it any more
             url, sha256 = item["download_info"]["url"], item["download_info"]["archive_info"]["hashes"]["sha256"]
             found.append(f"{name} @ {quote(web.without_user(url), safe=':/%?=&')}#sha256={sha256}")
     return found
@@ -230,12 +231,7 @@ def _closure(
     """The wheels of a pip installation report, each with who asked for it; source distributions are built."""
     items = {canonicalize_name(item["metadata"]["name"]): item for item in report["install"]}
     for name, item in items.items():
-        if item.get("is_yanked"):
-            raise FetchError(
-                f"{name}=={item['metadata']['version']}: its makers have withdrawn (yanked) it",
-                remedy="ask for another version; when it comes from an earlier lock, run "
-                f"`airbundle lock SPEC --upgrade {name}`",
-            )
+        _refuse_yanked(name, item)
     members = [_member(name, item["metadata"]) for name, item in items.items()]
     found = walk(table.requirements, members, report["environment"])
     if found.problems:
@@ -254,6 +250,15 @@ def _closure(
             ready,
         )
     return {**wheels, **dict(zip(ready, made, strict=True))}
+
+
+def _refuse_yanked(name: str, item: Mapping[str, Any]) -> None:
+    if item.get("is_yanked"):
+        raise FetchError(
+            f"{name}=={item['metadata']['version']}: its makers have withdrawn (yanked) it",
+            remedy="ask for another version; when it comes from an earlier lock, run "
+            f"`airbundle lock SPEC --upgrade {name}`",
+        )
 
 
 def _index_of(indexes: Sequence[IndexTable], default: str) -> Callable[[str], str]:

@@ -272,6 +272,15 @@ def test_a_package_is_bound_to_one_index(index: WheelIndex, tmp_path: Path) -> N
     assert settings.indexes == {"cpu": other.url}
 
 
+def test_a_yanked_release_of_a_bound_index_is_refused(index: WheelIndex, tmp_path: Path) -> None:
+    with parts.index(tmp_path / "other") as other:
+        other.yanked[make_wheel(other.directory, "torch", "2.0+cpu").name] = "broken"
+        bound = (IndexTable("cpu", other.url, ("torch",)),)
+        table = WheelsTable(("torch==2.0+cpu",), index=index.url, indexes=bound)
+        with pytest.raises(FetchError, match=r"^torch==2\.0\+cpu: its makers have withdrawn"):
+            resolve_host(table, "", PROFILE, context(tmp_path))
+
+
 def test_earlier_versions_stay_but_the_one_that_may_move(index: WheelIndex, tmp_path: Path) -> None:
     table = WheelsTable(("app", "lib"), index=index.url)
     earlier = {wheel.name: wheel for wheel in resolve_host(table, "", PROFILE, context(tmp_path))[0]}
