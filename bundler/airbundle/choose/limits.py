@@ -108,8 +108,3 @@ def kv_fp8(facts: EngineFacts, version: str, target: Target) -> bool:
     """Whether an FP8 cache runs without further kernels."""
     row = facts.kernel("kv:fp8", version)
     return row is not None and bool(target.capability) and compare(target.capability, row.capability) >= 0
-
-
-def is_covered(facts: EngineFacts, version: str) -> bool:
-    """Whether anything is known of a version."""
-    return any(covers(row.versions, version) for row in facts.releases)
