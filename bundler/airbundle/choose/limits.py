@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airbundle.choose.request import Request
 from airbundle.choose.situation import Target
-from airbundle.engines.facts import EngineFacts, Kernel, Release, covers
+from airbundle.engines.facts import EngineFacts, Kernel, Release
 from airbundle.memory.shape import ModelShape
 from airbundle.prove.cuda import driver_cuda, lowest_driver
 from airbundle_onsite.contract.record import record
