@@ -17,7 +17,18 @@ import types
 from importlib import metadata
 
 
+OWN_SETTINGS = (  # what this program itself asks of pip; see `airbundle.wheels.toolbox.neutral_environment`
+    "PIP_CONFIG_FILE",
+    "PIP_DISABLE_PIP_VERSION_CHECK",
+    "PIP_NO_INPUT",
+    "PIP_ROOT_USER_ACTION",
+    "PIP_TOOLS_CACHE_DIR",
+)
+
+
 def main() -> None:
+    for name in foreign_settings(list(os.environ)):
+        del os.environ[name]
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (one import less to go missing)
     sys.path[:0] = [os.path.join(here, "tools"), *glob.glob(os.path.join(here, "*.whl"))]  # noqa: PTH118, PTH207
     limit = os.path.join(here, "glibc")  # noqa: PTH118
@@ -30,6 +41,11 @@ def main() -> None:
         return
     sys.argv = [module, *sys.argv[2:]]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def foreign_settings(environ: list[str]) -> list[str]:
+    """Names that steer pip and are not ours: images bring some (NVIDIA's for PyTorch PIP_CONSTRAINT)."""
+    return [name for name in environ if name.startswith("PIP_") and name not in OWN_SETTINGS]
 
 
 def cap_manylinux(highest: tuple[int, ...]) -> None:

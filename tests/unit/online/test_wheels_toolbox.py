@@ -91,6 +91,18 @@ def test_facts_of_a_real_python(tmp_path: Path) -> None:
     assert facts.pip_tools
 
 
+def test_settings_of_pip_that_an_image_brings_have_no_effect(tmp_path: Path) -> None:
+    """An image's own environment is there in the container, whatever is handed in."""
+    (tmp_path / "pip.conf").write_text("[global]\nno-binary = :all:\n")
+    image = {"PIP_CONSTRAINT": "/etc/pip/constraint.txt", "PIP_CONFIG_FILE": str(tmp_path / "pip.conf")}
+    argv = [sys.executable, "-I", inside.__file__, "pip", "config", "list"]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, env={**image, **neutral_environment({}.get)}, check=True
+    )
+    assert "disable-pip-version-check" in done.stdout
+    assert "constraint" not in done.stdout and "no-binary" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("toolbox", "said"),
     [
