@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,14 +11,18 @@ import pytest
 from airbundle import sources
 from airbundle.cache import Cache
 from airbundle.contract.lock import LockedFile, LockedImage
-from airbundle.contract.spec import ImageTable, WheelsTable
+from airbundle.contract.spec import ImageTable, IndexTable, WheelsTable
 from airbundle.sources.base import SourceContext
 from airbundle.wheels import resolve_host, resolve_image
 from airbundle.wheels.container import image_toolbox
+from airbundle.wheels.toolbox import ca_bundle
 from airbundle_onsite.contract.profile import HardwareProfile
+from airbundle_onsite.contract.record import encode
 from airbundle_onsite.errors import FetchError, UsageError
 from airbundle_onsite.system import Silent, SystemRunner
 from parts.docker import DockerEngine
+from parts.inspecting import HOST, Proxy, proxy
+from parts.wheels import make_wheel
 
 PROFILE = HardwareProfile("p", "P", min_glibc="2.28")
 IN_IMAGE = WheelsTable(("xllamacpp", "rich"), "image")
@@ -50,14 +54,38 @@ def left_over(engine: DockerEngine) -> list[str]:
     return containers + engine.run("images", "-q", "airbundle-resolve").stdout.split()
 
 
+@pytest.fixture
+def company(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """A network whose only way out is a proxy with a CA of its own; its index wants the password that netrc has."""
+    with proxy(tmp_path / "company") as made:
+        bundle, netrc = tmp_path / "bundle.pem", tmp_path / "netrc"
+        known = ca_bundle(os.environ.get, system=True)
+        bundle.write_bytes((known.read_bytes() if known else b"") + made.ca.read_bytes())
+        netrc.write_text(f"machine {HOST} login me password s3cret\n")
+        netrc.chmod(0o600)
+        made.index.password = "s3cret"
+        make_wheel(made.index.directory, "company-part", "1.0", ["mdurl"])
+        settings = {"https_proxy": made.url, "NETRC": str(netrc), "PIP_CERT": str(bundle)}
+        for name, value in {**settings, "HTTPS_PROXY": made.url, "REQUESTS_CA_BUNDLE": str(bundle)}.items():
+            monkeypatch.setenv(name, value)
+        yield made
+
+
 @pytest.mark.real("docker", "registry", "images")
-def test_an_image_with_nothing_but_python(base_image: str, context: SourceContext, docker_engine: DockerEngine) -> None:
+def test_an_image_with_nothing_but_python_and_a_company_s_network(
+    base_image: str, company: Proxy, context: SourceContext, docker_engine: DockerEngine
+) -> None:
     image = locked(base_image, context)
-    wheels, settings = resolve_image(IN_IMAGE, image, fetcher(context), PROFILE, context)
+    theirs = IndexTable("company", company.index.url, ("company-part",))
+    table = WheelsTable((*IN_IMAGE.requirements, "company-part"), "image", indexes=(theirs,))
+    wheels, settings = resolve_image(table, image, fetcher(context), PROFILE, context)
     found = {wheel.name: wheel for wheel in wheels}
     assert list(found) == sorted(found)
-    assert {"pip", "xllamacpp", "rich", "pygments", "markdown-it-py", "mdurl"} == set(found)
-    assert found["mdurl"].requested_by == ("markdown-it-py",)
+    assert {"pip", "xllamacpp", "rich", "pygments", "markdown-it-py", "mdurl", "company-part"} == set(found)
+    assert (found["company-part"].index, settings.indexes) == (company.index.url, {"company": company.index.url})
+    assert len(set(company.asked)) > 1, "the public index, too, is behind the proxy"
+    assert b"s3cret" not in b"".join(encode(each) for each in (*wheels, settings))
+    assert found["mdurl"].requested_by == ("company-part", "markdown-it-py")
     assert "manylinux" in found["xllamacpp"].file.path
     assert found["xllamacpp"].file.size > 10_000_000
     assert (settings.python, settings.glibc) == ("3.11", "2.28")

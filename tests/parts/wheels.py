@@ -158,7 +158,7 @@ def index(directory: Path) -> Iterator[WheelIndex]:
     """Serve a directory of wheels on a free port of loopback."""
     directory.mkdir(parents=True, exist_ok=True)
     served = WheelIndex(directory)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"index": served}))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (Handler,), {"index": served}))
     server.daemon_threads = True
     served.url = f"http://127.0.0.1:{server.server_address[1]}/simple"
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -169,7 +169,7 @@ def index(directory: Path) -> Iterator[WheelIndex]:
         server.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # head and body in one packet, else each answer waits for an acknowledgement
     index: ClassVar[WheelIndex]
