@@ -16,7 +16,6 @@ import sys
 import types
 from importlib import metadata
 
-
 OWN_SETTINGS = (  # what this program itself asks of pip; see `airbundle.wheels.toolbox.neutral_environment`
     "PIP_CONFIG_FILE",
     "PIP_DISABLE_PIP_VERSION_CHECK",
