@@ -1,8 +1,10 @@
-"""`airbundle plan` of every manifest that comes with the project, from a lock; hubs and registries have stand-ins."""
+"""`airbundle plan` of every manifest that comes with the project, from a lock and within its time; hubs and registries
+have stand-ins."""
 
 from __future__ import annotations
 
 import re
+import resource
 import tarfile
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from parts import images, journeys
 from parts.models import write_tiny_model
 
+PROMISED = 2.0  # seconds, from a lock
 MANIFESTS = sorted(path for path in journeys.MANIFESTS.glob("*.toml"))
 
 
@@ -46,7 +49,9 @@ def test_a_plan_says_sources_bytes_cache_parts_and_disk(
         words += ["--set", 'wheels.resolve="cross"']
     words = [manifest, "--lock", tmp_path / "lock.json", *words, "--cache", journeys.store.root() / "airbundle"]
     journeys.airbundle("lock", *words).check()
+    before = _seconds_of_children()
     said = journeys.airbundle("plan", *words).check()
+    between = _seconds_of_children()
     assert "locking again" not in said.err
     for line in (
         r"^To fetch +",
@@ -58,4 +63,12 @@ def test_a_plan_says_sources_bytes_cache_parts_and_disk(
         assert re.search(line, said.out, re.M), f"no {line!r} in\n{said.out}"
     assert re.search(r"^  model .*(in the cache|to fetch)", said.out, re.M)
     told = journeys.airbundle("plan", *words, "--json").check().json
+    spent = min(between - before, _seconds_of_children() - between)
+    assert spent < PROMISED, "of processor time: what others do on this machine is not counted"
     assert told["payload"] > 0 and sum(told["parts"]) == told["payload"] and told["peak"]
+
+
+def _seconds_of_children() -> float:
+    """Of processor time, by all the programs that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
