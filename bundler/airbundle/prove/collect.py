@@ -13,6 +13,7 @@ from airbundle.contract.lock import BundleLock, LockedImage, LockedWheel
 from airbundle.prove.closure import Proof, prove_closure
 from airbundle.prove.facts import FACTS_VERSION, ImageFacts, LayerFacts, WheelFacts
 from airbundle.prove.image import merge_layers, read_layer
+from airbundle.prove.lazily import lazy_image_checks
 from airbundle.prove.wheel import read_wheel
 from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.record import decode_json, encode
@@ -48,9 +49,10 @@ def prove_lock(
     images = [_image(image, [read[layer.digest] for layer in image.layers]) for image in lock.images]
     proofs = [prove_closure(wheels, lock.profile, images[0] if images else None, driver_cuda=driver_cuda)]
     proofs += [prove_closure((), lock.profile, image, driver_cuda=driver_cuda) for image in images[1:]]
+    late = lazy_image_checks(lock, images[0]) if images else []
     return Proof(
         rows=tuple(row for proof in proofs for row in proof.rows),
-        checks=tuple(check for proof in proofs for check in proof.checks),
+        checks=(*(check for proof in proofs for check in proof.checks), *late),
     )
 
 

@@ -24,6 +24,7 @@ from airbundle.prove.collect import Facts, prove_lock
 from airbundle.prove.facts import FACTS_VERSION
 from airbundle_onsite.contract.artifacts import Layer
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
+from airbundle_onsite.errors import FetchError
 from parts import native
 from parts.wheels import make_wheel
 
@@ -93,6 +94,21 @@ def layer_of(cache: Cache, directory: Path, files: dict[str, bytes]) -> Layer:
     return Layer(f"sha256:{sha256}", size, f"sha256:{sha256}", "application/vnd.oci.image.layer.v1.tar")
 
 
+def locked(wheels: tuple[LockedWheel, ...], images: tuple[LockedImage, ...]) -> BundleLock:
+    """vLLM in a container, for a V100."""
+    spec = BundleSpec(
+        bundle=BundleTable(name="demo"),
+        target=TargetTable(profile="p"),
+        model=ModelTable(source="local:x", served_name="m"),
+        engine=EngineTable(name="vllm"),
+        runtime=RuntimeTable(kind="docker"),
+        image=ImageTable(source="registry:x"),
+    )
+    gpu = GpuProfile(names=("V100",), capability="7.0", memory=1, min_driver="535.54.03")
+    profile = HardwareProfile(id="p", title="V100", gpu=gpu)
+    return BundleLock(LOCK_VERSION, 0, "t", spec, "0" * 64, profile, (), wheels, None, images)
+
+
 def test_a_whole_lock(cache: Cache, wheel: LockedWheel, tmp_path: Path) -> None:
     """The wheels run in the first image; a second one, which shares its layer, is judged without them."""
     libc = native.make_elf("libc.so.6", defines=["GLIBC_2.36"])
@@ -102,17 +118,7 @@ def test_a_whole_lock(cache: Cache, wheel: LockedWheel, tmp_path: Path) -> None:
         LockedImage(f"{name}:1", "s", "d", blob, blob, (base,), (blob,), "linux/amd64", require_cuda=asks)
         for name, asks in (("engine", "cuda>=12.0"), ("gateway", ""))
     )
-    spec = BundleSpec(
-        bundle=BundleTable(name="demo"),
-        target=TargetTable(profile="p"),
-        model=ModelTable(source="local:x", served_name="m"),
-        engine=EngineTable(name="e"),
-        runtime=RuntimeTable(kind="docker"),
-        image=ImageTable(source="registry:x"),
-    )
-    gpu = GpuProfile(names=("V100",), capability="7.0", memory=1, min_driver="535.54.03")
-    profile = HardwareProfile(id="p", title="V100", gpu=gpu)
-    lock = BundleLock(LOCK_VERSION, 0, "t", spec, "0" * 64, profile, (), (wheel,), None, images)
+    lock = locked((wheel,), images)
     done: list[int] = []
     proof = prove_lock(lock, cache, advance=done.append)
     assert [(row.package, row.status) for row in proof.rows if row.kind == "wheel"] == [("demo", "fail")]
@@ -120,3 +126,35 @@ def test_a_whole_lock(cache: Cache, wheel: LockedWheel, tmp_path: Path) -> None:
     assert failed == {"prove.gpu": "demo 1.0+cu124 has sm_90a, PTX 80: V100 (sm_70) cannot run it"}
     assert "image engine:1 starts with CUDA 12.2, driver 535.54.03" in [check.summary for check in proof.checks]
     assert sorted(done) == sorted([wheel.file.size, base.size])
+
+
+@pytest.mark.parametrize(
+    ("kernels", "packages", "found"),
+    [
+        ("0.7.2", ("libc6", "gcc-12"), {"lazy.flashinfer-kernels": "pass", "lazy.triton-compiler": "pass"}),
+        ("0.6.13", ("libc6",), {"lazy.flashinfer-kernels": "fail", "lazy.triton-compiler": "warn"}),
+        ("", (), {"lazy.flashinfer-kernels": "warn"}),
+    ],
+)
+def test_what_the_engine_of_an_image_would_fetch_late(
+    cache: Cache, tmp_path: Path, kernels: str, packages: tuple[str, ...], found: dict[str, str]
+) -> None:
+    projects = {"flashinfer-python": "0.7.2", "triton": "3.6.0", "flashinfer-cubin": kernels}
+    files = {
+        f"usr/lib/python3/dist-packages/{name}-{version}.dist-info/METADATA": f"Name: {name}\nVersion: {version}\n"
+        for name, version in projects.items()
+        if version
+    }
+    status = "\n".join(f"Package: {name}\nStatus: install ok installed\nVersion: 1\n" for name in packages)
+    files |= {"var/lib/dpkg/status": status} if packages else {}
+    layer = layer_of(cache, tmp_path, {path: text.encode() for path, text in files.items()})
+    blob = LockedFile("blob", "0" * 64, 1)
+    image = LockedImage("engine:1", "s", "d", blob, blob, (layer,), (blob,), "linux/amd64")
+    proof = prove_lock(locked((), (image,)), cache)
+    assert {check.id: check.status for check in proof.checks} == found
+    late = next(check for check in proof.checks if check.id == "lazy.flashinfer-kernels")
+    assert late.summary.startswith("image engine:1: ") and "0.7.2" in late.summary
+    if "fail" in found.values():
+        with pytest.raises(FetchError, match="closure proof failed") as caught:
+            proof.require()
+        assert "flashinfer-cubin 0.6.13" in caught.value.details[0]
