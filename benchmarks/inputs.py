@@ -30,22 +30,18 @@ def weight_bytes(size: int, seed: int = 0) -> Iterator[bytes]:
         size -= _BLOCK
 
 
-def write_gguf(path: Path, size: int, *, tensors: int = 1, changed: int = 0, hole: bool = False) -> None:
+def write_gguf(path: Path, size: int, *, tensors: int = 1, changed: int = 0) -> None:
     """A GGUF file of equal f16 tensors with about `size` bytes; its header is that of a small llama model.
 
     Args:
         tensors: how many; each has other bytes.
         changed: that many of them, spread evenly, differ from those of the file without.
-        hole: leave the tensors out as a hole in the file, which reads as zeros and takes no disk.
     """
     rows = max(1, size // 2 // _ROW // tensors)
     header = _header(rows, tensors)
     one, different = rows * _ROW * 2, set(range(0, tensors, tensors // changed)) if changed else set()
     with path.open("wb") as handle:
         handle.write(header)
-        if hole:
-            handle.truncate(len(header) + one * tensors)
-            return
         for index in range(tensors):
             # Its number before the rest makes every tensor's bytes its own.
             mark = struct.pack("<QQ", index, index in different)
