@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from airbundle import web
@@ -89,8 +90,16 @@ def lock_wheels(
     target = f"Python {facts.python} on {facts.machine} with glibc {glibc}"
     all_options = (*formats(table.build), *options, *index, *_wishes(table))
     rim.talk.say(f"resolving {', '.join(table.requirements)} for Python {facts.python} {toolbox.place}")
-    _write_question(table, toolbox, earlier, _bound(table, toolbox, target, options))
-    _compile(toolbox, target, all_options)
+    bound = _bound(table, toolbox, target, options, earlier)
+    _write_question(table, toolbox, earlier, bound)
+    try:
+        _compile(toolbox, target, all_options)
+    except FetchError:
+        fresh = _bound(table, toolbox, target, options, {})
+        if fresh == bound:
+            raise
+        _write_question(table, toolbox, earlier, fresh)  # versions are kept where they still do
+        _compile(toolbox, target, all_options)
     done = toolbox.run(["pip", *_REPORT, "--require-hashes", *all_options, "-r", f"{toolbox.directory}/compiled.txt"])
     if done.code != 0:
         raise explain(done, toolbox, target, all_options)
@@ -130,14 +139,24 @@ def _write_question(
         toolbox.write(file, "".join(f"{line}\n" for line in lines).encode())
 
 
-def _bound(table: WheelsTable, toolbox: Toolbox, target: str, options: Sequence[str]) -> list[str]:
-    """For each package that is bound to an index, the one wheel of that index, as a constraint that names its URL."""
+def _bound(
+    table: WheelsTable, toolbox: Toolbox, target: str, options: Sequence[str], earlier: Mapping[str, LockedWheel]
+) -> list[str]:
+    """For each package that is bound to an index, the one wheel of that index, as a constraint that names its URL.
+
+    It is that of the earlier lock, where the index still has it and the spec allows it.
+    """
     found: list[str] = []
     for index in table.indexes:
+        words = ["pip", *_REPORT, *_WHEELS_ONLY, *options, *_wishes(table), "--index-url", index.url]
         for name in sorted(index.packages):
-            line = _wanted(name, table)
-            words = ["pip", *_REPORT, *_WHEELS_ONLY, *options, *_wishes(table), "--index-url", index.url, line]
-            done = toolbox.run(words)
+            limits, before = _limits(name, table), earlier.get(canonicalize_name(name))
+            kept = before and before.index == index.url and limits.contains(before.version, prereleases=True)
+            asked = [f"{name}=={before.version}"] if before and kept else []
+            for line in (*asked, f"{name}{limits}"):
+                done = toolbox.run([*words, line])
+                if done.code == 0:
+                    break
             if done.code != 0:
                 raise explain(done, toolbox, f"{target}, from index {index.name}", (*options, "--index-url", index.url))
             report: Any = parse(done.stdout)
@@ -148,11 +167,11 @@ def _bound(table: WheelsTable, toolbox: Toolbox, target: str, options: Sequence[
     return found
 
 
-def _wanted(name: str, table: WheelsTable) -> str:
-    """The requirement for one project alone: every limit that the spec sets to it."""
-    limits = [Requirement(line) for line in (*table.requirements, *table.constraints)]
-    own = [str(each.specifier) for each in limits if canonicalize_name(each.name) == canonicalize_name(name)]
-    return f"{name}{','.join(filter(None, own))}"
+def _limits(name: str, table: WheelsTable) -> SpecifierSet:
+    """Every limit that the spec sets to one project."""
+    lines = [Requirement(line) for line in (*table.requirements, *table.constraints)]
+    own = [str(each.specifier) for each in lines if canonicalize_name(each.name) == canonicalize_name(name)]
+    return SpecifierSet(",".join(filter(None, own)))
 
 
 def _fit(facts: PythonFacts, profile: HardwareProfile, place: str) -> str:

@@ -272,6 +272,30 @@ def test_a_package_is_bound_to_one_index(index: WheelIndex, tmp_path: Path) -> N
     assert settings.indexes == {"cpu": other.url}
 
 
+def test_earlier_versions_of_a_bound_index_stay(index: WheelIndex, tmp_path: Path) -> None:
+    with parts.index(tmp_path / "other") as other:
+        make_wheel(other.directory, "torch", "2.0+cpu")
+        bound = (IndexTable("cpu", other.url, ("torch",)),)
+        table = WheelsTable(("lib", "torch>=2"), index=index.url, indexes=bound)
+        earlier = {wheel.name: wheel for wheel in resolve_host(table, "", PROFILE, context(tmp_path))[0]}
+        make_wheel(other.directory, "torch", "2.1+cpu")
+        make_wheel(index.directory, "lib", "1.6")
+        less = {name: wheel for name, wheel in earlier.items() if name != "lib"}
+        moved, _ = resolve_host(table, "", PROFILE, context(tmp_path), less)
+        assert versions(moved) == {"lib": "1.6", "torch": "2.0+cpu"}
+        less = {name: wheel for name, wheel in earlier.items() if name != "torch"}
+        assert versions(resolve_host(table, "", PROFILE, context(tmp_path), less)[0]) == {
+            "lib": "1.5",
+            "torch": "2.1+cpu",
+        }
+        newer = WheelsTable(("lib", "torch>=2.1"), index=index.url, indexes=bound)
+        assert versions(resolve_host(newer, "", PROFILE, context(tmp_path), earlier)[0])["torch"] == "2.1+cpu"
+        make_wheel(index.directory, "lib", "1.7", ["torch>=2.1"])
+        pulled = WheelsTable(("lib>=1.7", "torch>=2"), index=index.url, indexes=bound)
+        wheels, _ = resolve_host(pulled, "", PROFILE, context(tmp_path), earlier)
+        assert versions(wheels) == {"lib": "1.7", "torch": "2.1+cpu"}, "a preference and not a limit"
+
+
 def test_a_yanked_release_of_a_bound_index_is_refused(index: WheelIndex, tmp_path: Path) -> None:
     with parts.index(tmp_path / "other") as other:
         other.yanked[make_wheel(other.directory, "torch", "2.0+cpu").name] = "broken"
