@@ -11,7 +11,8 @@ from airbundle.engines.lazy import lazy_check, lazy_needs, wheel_versions
 from airbundle.prove.facts import ImageFacts
 from airbundle_onsite.contract.checks import CheckResult
 
-_COMPILER = re.compile(r"(?:gcc|clang)(?:-\d+)?")
+_TOOLS = {"gcc": re.compile(r"(?:gcc|clang)(?:-\d+)?"), "nvcc": re.compile(r"cuda-nvcc-[\d-]+|nvidia-cuda-toolkit")}
+"""Names of the packages that bring them; another C compiler does as well as gcc."""
 
 
 def lazy_image_checks(lock: BundleLock, image: ImageFacts) -> list[CheckResult]:
@@ -40,8 +41,8 @@ def lazy_image_checks(lock: BundleLock, image: ImageFacts) -> list[CheckResult]:
 
 
 def _tools(image: ImageFacts) -> frozenset[str] | None:
-    """A C compiler, by whichever name, when its packages tell of one; None when they cannot be read."""
+    """Those of `_TOOLS` that the image's packages bring; None when they cannot be read."""
     if not image.os_packages or image.unread:
         return None
-    has = any(_COMPILER.fullmatch(package.name) for package in image.os_packages)
-    return frozenset({"gcc"} if has else ())
+    names = [package.name for package in image.os_packages]
+    return frozenset(tool for tool, pattern in _TOOLS.items() if any(map(pattern.fullmatch, names)))
