@@ -15,6 +15,7 @@ import pytest
 from airbundle.cache import Cache
 from airbundle.contract.spec import WheelsTable
 from airbundle.data import data_dir
+from airbundle.prove.cuda import driver_cuda
 from airbundle.sources.base import SourceContext
 from airbundle.wheels import Resolved, resolve_cross
 from airbundle_onsite.contract.profile import GpuProfile, HardwareProfile
@@ -105,6 +106,9 @@ def test_a_lock_for_an_h200_tells_packages_and_bytes(index: str, cache: Path, tm
     assert said["wheels"]["size"] == LIVE["bytes"]
     lock = json.loads((tmp_path / "lock.json").read_bytes())
     assert (lock["wheel_settings"]["glibc"], lock["wheel_settings"]["python"]) == ("2.31", "3.12")
+    (runtime,) = [wheel["version"] for wheel in lock["wheels"] if wheel["name"] == "nvidia-cuda-runtime"]
+    driver = lock["profile"]["gpu"]["min_driver"]
+    assert float(driver_cuda(driver)) >= int(runtime.partition(".")[0]), "else its own proof refuses it"
 
 
 def test_the_live_index_gives_the_same_closure(tmp_path: Path) -> None:
