@@ -25,7 +25,7 @@ from airbundle.wheels.toolbox import PythonFacts, Toolbox, facts_of, failed, par
 from airbundle_onsite.contract.profile import HardwareProfile
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import FetchError, UsageError
-from airbundle_onsite.system import Talk
+from airbundle_onsite.system import Completed, Talk
 
 _REPORT = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "--no-deps")
 _WHEELS_ONLY = ("--only-binary", ":all:")
@@ -83,7 +83,7 @@ def lock_wheels(
     glibc = _fit(facts, profile, toolbox.place)
     toolbox.write("glibc", glibc.encode())
     index = ("--index-url", table.index) if table.index else ()
-    pip = _lock_pip(facts, rim, index, table.index)
+    pip = _lock_pip(facts, rim, index, table.index, earlier)
     if not facts.pip_tools:
         _bring_tools(toolbox, pip, rim, (*options, *index))
         facts = facts_of(toolbox)
@@ -152,11 +152,8 @@ def _bound(
         for name in sorted(index.packages):
             limits, before = _limits(name, table), earlier.get(canonicalize_name(name))
             kept = before and before.index == index.url and limits.contains(before.version, prereleases=True)
-            asked = [f"{name}=={before.version}"] if before and kept else []
-            for line in (*asked, f"{name}{limits}"):
-                done = toolbox.run([*words, line])
-                if done.code == 0:
-                    break
+            pinned = [f"{name}=={before.version}"] if before and kept else []
+            done = _first_that_works(toolbox, words, pinned, f"{name}{limits}")
             if done.code != 0:
                 raise explain(done, toolbox, f"{target}, from index {index.name}", (*options, "--index-url", index.url))
             report: Any = parse(done.stdout)
@@ -190,12 +187,18 @@ def _fit(facts: PythonFacts, profile: HardwareProfile, place: str) -> str:
     return min(known, key=lambda text: [int(number) for number in text.split(".")])
 
 
-def _lock_pip(facts: PythonFacts, rim: Rim, index: Sequence[str], index_url: str) -> LockedWheel:
-    """pip's own wheel, the newest for that Python; the site installs by running it, and so does `_bring_tools`."""
+def _lock_pip(
+    facts: PythonFacts, rim: Rim, index: Sequence[str], index_url: str, earlier: Mapping[str, LockedWheel]
+) -> LockedWheel:
+    """pip's own wheel, that of the earlier lock or the newest for that Python.
+
+    The site installs by running it, and so does `_bring_tools`.
+    """
+    before = earlier.get("pip")
     with tempfile.TemporaryDirectory(prefix="airbundle-pip-") as target:  # pip wants one beside --python-version
         argv = ["pip", *_REPORT, *_WHEELS_ONLY, "--python-version", facts.python, "--target", target]
-        argv += [*rim.own_options, *index, "pip"]
-        done = rim.own.run(argv)
+        argv += [*rim.own_options, *index]
+        done = _first_that_works(rim.own, argv, [f"pip=={before.version}"] if before else [], "pip")
     if done.code != 0:
         raise failed(
             f"pip's own wheel for Python {facts.python} could not be found",
@@ -204,7 +207,17 @@ def _lock_pip(facts: PythonFacts, rim: Rim, index: Sequence[str], index_url: str
         )
     report: Any = parse(done.stdout)
     (item,) = report["install"]
+    _refuse_yanked("pip", item)
     return _wheel(item, ("airbundle",), index_url or "pypi", rim.size_of)
+
+
+def _first_that_works(toolbox: Toolbox, argv: Sequence[str], kept: Sequence[str], wanted: str) -> Completed:
+    """pip's answer for what is to be kept, else for what is wanted."""
+    for line in kept:
+        done = toolbox.run([*argv, line])
+        if done.code == 0:
+            return done
+    return toolbox.run([*argv, wanted])
 
 
 def _bring_tools(toolbox: Toolbox, pip: LockedWheel, rim: Rim, options: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import platform
@@ -310,8 +311,15 @@ def test_earlier_versions_stay_but_the_one_that_may_move(index: WheelIndex, tmp_
     earlier = {wheel.name: wheel for wheel in resolve_host(table, "", PROFILE, context(tmp_path))[0]}
     make_wheel(index.directory, "app", "1.1", ["lib"])
     make_wheel(index.directory, "lib", "1.6")
+    make_wheel(index.directory, "pip", "99.0.1")
     kept, _ = resolve_host(table, "", PROFILE, context(tmp_path), earlier)
-    assert versions(kept) == {"app": "1.0", "lib": "1.5"}
+    assert kept == tuple(earlier.values()), "pip itself stays, too"
+    later = dict(earlier, pip=dataclasses.replace(earlier["pip"], version="98.0"))
+    newest, _ = resolve_host(table, "", PROFILE, context(tmp_path), later)
+    assert {wheel.name: wheel.version for wheel in newest}["pip"] == "99.0.1", "that of the lock is no more"
+    index.yanked["pip-99.0-py3-none-any.whl"] = "broken"
+    with pytest.raises(FetchError, match=r"^pip==99\.0: its makers have withdrawn"):
+        resolve_host(table, "", PROFILE, context(tmp_path), earlier)
     less = {name: wheel for name, wheel in earlier.items() if name != "lib"}
     moved, _ = resolve_host(table, "", PROFILE, context(tmp_path), less)
     assert versions(moved) == {"app": "1.0", "lib": "1.6"}
