@@ -320,6 +320,7 @@ def test_earlier_versions_stay_but_the_one_that_may_move(index: WheelIndex, tmp_
     index.yanked["pip-99.0-py3-none-any.whl"] = "broken"
     with pytest.raises(FetchError, match=r"^pip==99\.0: its makers have withdrawn"):
         resolve_host(table, "", PROFILE, context(tmp_path), earlier)
+    index.yanked.clear()
     less = {name: wheel for name, wheel in earlier.items() if name != "lib"}
     moved, _ = resolve_host(table, "", PROFILE, context(tmp_path), less)
     assert versions(moved) == {"app": "1.0", "lib": "1.6"}
