@@ -8,6 +8,7 @@ from airbundle import engines
 from airbundle.cache import Cache
 from airbundle.choose import EnginePlan
 from airbundle.choose.view import choice_lines
+from airbundle.compress.members import Foreseen, foresee
 from airbundle.contract.lock import BundleLock, LockedFile, LockedModel
 from airbundle.delta.thin import Difference, preview
 from airbundle.engines.base import Chooses
@@ -21,6 +22,8 @@ from airbundle_onsite.units import human_bytes
 _SILENT = Silent()
 _TAR_OVERHEAD = 2048
 """Bytes of headers and padding per file: a header, a PAX header for long names, and up to a block of zeros."""
+_OWN = 256 * 1024
+"""Bytes for what the build adds of its own, such as the closure proof: 20 kB for a few wheels, more for many."""
 _UNPACKED = 4
 """Wheels unpack to about this multiple; the build states the exact figure."""
 
@@ -44,11 +47,12 @@ class BuildPlan:
     Attributes:
         fetch, cached: of the files of the lock.
         payload, parts: of the payload, and of each part of it.
-        office_peak: of fetched files and the bundle.
+        office_peak: of fetched files and the bundle, and of compressed weights in the cache.
         peak: on the medium and at the site.
         bases: titles of releases that the site must have; empty for a full bundle.
         full: of the payload if nothing were left out.
         compared: whether files that differ from a base's were compared by tensor.
+        compression: what is known of it beforehand; None when none is wanted.
         Others: see their classes.
     """
 
@@ -68,6 +72,7 @@ class BuildPlan:
     bases: tuple[str, ...] = ()
     full: int = 0
     compared: bool = True
+    compression: Foreseen | None = None
 
 
 def plan_build(
@@ -76,6 +81,8 @@ def plan_build(
     part_size: int,
     difference: Difference | None = None,
     talk: Talk = _SILENT,
+    *,
+    compress: bool = False,
 ) -> BuildPlan:
     """Compute the plan. Without a difference nothing is read but the cache's index; with one, see `preview`.
 
@@ -85,6 +92,7 @@ def plan_build(
         part_size: bytes per part; 0 for a single one.
         difference: what the site has, and so is left out.
         talk: progress while tensors are compared.
+        compress: whether weights are to be compressed.
 
     Raises:
         UsageError: the engine cannot do what the spec asks.
@@ -92,7 +100,8 @@ def plan_build(
     rows = tuple(_rows(lock, cache))
     items = lock.items()
     packed = preview(lock, cache, difference, talk)
-    payload = packed.size + len(packed.members) * _TAR_OVERHEAD
+    compression = foresee(packed.members, cache) if compress else None
+    payload = packed.size + len(packed.members) * _TAR_OVERHEAD + _OWN - (compression.saved if compression else 0)
     cached = sum(item.size for item in items if cache.has(item.sha256, item.size))
     fetch = sum(item.size for item in items) - cached
     wheels = sum(wheel.file.size for wheel in lock.wheels)
@@ -110,13 +119,14 @@ def plan_build(
         cached=cached,
         payload=payload,
         parts=tuple(part_sizes(payload, part_size)),
-        office_peak=fetch + payload,
+        office_peak=fetch + payload + (compression.untried if compression else 0),
         peak=peak_disk(bundle=payload, release=models + wheels * (1 + _UNPACKED), packed=layers),
         launch=engine.plans(lock),
         choice=engine.choice(lock) if isinstance(engine, Chooses) else None,
         bases=packed.bases,
-        full=sum(item.size + _TAR_OVERHEAD for item in items),
+        full=sum(item.size + _TAR_OVERHEAD for item in items) + _OWN,
         compared=packed.exact,
+        compression=compression,
     )
 
 
@@ -162,6 +172,7 @@ def plan_text(plan: BuildPlan) -> str:
         "",
         f"To fetch          {human_bytes(plan.fetch)} ({human_bytes(plan.cached)} in the cache)",
         f"Payload           about {human_bytes(plan.payload)} in {_parts(plan.parts)}",
+        *_compression_lines(plan.compression),
         *_difference_lines(plan),
         f"Peak disk         about {human_bytes(plan.office_peak)} here (fetched files and the bundle)",
         *(f"                  about {human_bytes(count)} {place}" for place, count in plan.peak.places()),
@@ -175,6 +186,20 @@ def plan_text(plan: BuildPlan) -> str:
             source = f" [{flag.source}]" if flag.source else ""
             lines.append(f"  {flag.name} {flag.value}: {flag.reason}{source}".rstrip())
     return "\n".join(lines)
+
+
+def _compression_lines(found: Foreseen | None) -> list[str]:
+    if found is None:
+        return []
+    lines = []
+    if found.saved:
+        lines.append(f"Compression       {human_bytes(found.saved)} of {human_bytes(found.weights)} need not travel")
+    if found.untried:
+        lines.append(
+            f"To compress       {human_bytes(found.untried)} of weights, counted in full here: what shrinks, and how "
+            "far, shows when it is done"
+        )
+    return lines or [f"Compression       nothing: {human_bytes(found.weights)} of weights do not shrink"]
 
 
 def _difference_lines(plan: BuildPlan) -> list[str]:

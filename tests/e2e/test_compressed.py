@@ -188,13 +188,25 @@ def test_asked_for_on_the_command_line_and_in_the_spec(tmp_path: Path, wheel_ind
     spec = write_spec(tmp_path / "tiny.toml", wheel_index, tmp_path / "m.gguf")
     said = airbundle("build", spec, "-o", tmp_path / "plain", "--json").check().json
     assert "compressed" not in said
+    plain = airbundle("plan", spec, "--json").check().json
+    wanted = ("build", spec, "--dry-run", "--compress", "weights", "--json")
+    before = airbundle(*wanted).check().json
+    assert (before["payload"], before["compression"]["saved"]) == (plain["payload"], 0)
+    assert plain["payload"] >= said["manifest"]["payload"]["size"], "an estimate from above"
+    assert before["office_peak"] == plain["office_peak"] + before["compression"]["untried"]
     first = airbundle("build", spec, "-o", tmp_path / "a", "--compress", "weights", "--json").check().json
     again = airbundle("build", spec, "-o", tmp_path / "b", "--compress", "weights", "--json").check().json
     assert again["manifest"] == first["manifest"]
     airbundle("verify", tmp_path / "a/tiny-v1").check()
     assert first["compressed"]["saved"] > 0.1 * said["manifest"]["payload"]["size"]
-    asked = airbundle("build", spec, "-o", tmp_path / "c", "--set", "bundle.compress=weights").check()
+    after = airbundle(*wanted).check().json
+    assert (after["compression"]["saved"], after["compression"]["untried"]) == (first["compressed"]["saved"], 0)
+    assert after["payload"] == plain["payload"] - first["compressed"]["saved"] >= first["manifest"]["payload"]["size"]
+    in_spec = ("--set", "bundle.compress=weights")
+    asked = airbundle("build", spec, "-o", tmp_path / "c", *in_spec).check()
     assert "Compressed 1 file(s) of weights from" in asked.out
+    assert "need not travel" in airbundle("plan", spec, *in_spec).check().out
+    assert "Compress" not in airbundle("build", spec, "--dry-run", "--compress", "none", *in_spec).check().out
     refused = airbundle("build", spec, "--compress", "everything").check(2)
     assert "weights" in refused.err
 

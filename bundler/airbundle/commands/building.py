@@ -25,6 +25,7 @@ from airbundle.commands.moving import tar_text
 from airbundle.commands.signing import open_keys, signed_text, signing_options
 from airbundle.compress.members import compression_text
 from airbundle.contract.lock import BundleLock
+from airbundle.contract.spec import BundleSpec
 from airbundle.data import data_dir
 from airbundle.delta.rebase import rebase
 from airbundle.delta.thin import Difference
@@ -52,7 +53,7 @@ class How:
         force: replace a bundle of the same name and version.
         rehearsed: let its installer run here first.
         unproven: build although the closure proof failed.
-        compress: compress weights that shrink.
+        compress: what ``--compress`` says, ``weights`` or ``none``; empty to do as the spec says.
         keys: sign with these.
     """
 
@@ -60,8 +61,12 @@ class How:
     force: bool = False
     rehearsed: bool = False
     unproven: bool = False
-    compress: bool = False
+    compress: str = ""
     keys: tuple[SigningKey, ...] = ()
+
+    def compresses(self, spec: BundleSpec | None) -> bool:
+        """Whether weights that shrink are to be compressed."""
+        return (self.compress or (spec.bundle.compress if spec else "")) == "weights"
 
 
 @click.command("build")
@@ -81,7 +86,9 @@ class How:
 @click.option("--dry-run", is_flag=True, help="Show the plan and stop.")
 @click.option("--single", is_flag=True, help="One tar file of the whole bundle instead of its directory.")
 @click.option(
-    "--compress", type=click.Choice(["weights"]), help="Compress weights without loss; those that do not shrink stay."
+    "--compress",
+    type=click.Choice(["weights", "none"]),
+    help="Compress weights without loss; those that do not shrink stay. Without it, as the spec says.",
 )
 @difference_options
 @signing_options
@@ -113,7 +120,7 @@ def build_command(
     options = wanted(base, base_skip, back_to, back_from)
     _refuse_contradictions(options, spec_path, rehearsed=rehearsed, dry_run=dry_run)
     keys = () if dry_run else tuple(open_keys(sign_keys))
-    how = How(part_size, force, rehearsed, unproven, bool(compress), keys)
+    how = How(part_size, force, rehearsed, unproven, compress or "", keys)
     if options.back_to is not None:
         built = _build_way_back(app, options, options.back_to, output, how)
     else:
@@ -121,7 +128,8 @@ def build_command(
         made = fresh_lock(app, spec_path, lock_path, overrides, keep=not dry_run)
         difference = difference_of(app, options)
         if dry_run:
-            planned = plan_build(made, app.cache, part_size, difference, app.console)
+            compress_now = how.compresses(made.spec)
+            planned = plan_build(made, app.cache, part_size, difference, app.console, compress=compress_now)
             app.result(plan_text(planned), planned)
             return
         built = fetch_and_build(app, made, spec_path, output, how, difference)
@@ -154,7 +162,7 @@ def _build_way_back(app: App, options: Wanted, back_to: Path, output: Path, how:
         talk=app.console,
         replace=how.force,
         keys=how.keys,
-        compress=how.compress,
+        compress=how.compresses(None),
     )
 
 
@@ -215,7 +223,7 @@ def fetch_and_build(
         examine=rehearse if how.rehearsed else None,
         keys=how.keys,
         difference=difference,
-        compress=how.compress or bool(made.spec.bundle.compress),
+        compress=how.compresses(made.spec),
     )
 
 

@@ -92,7 +92,8 @@ def plan(
     """Show what a build would fetch and write, and why the engine gets its flags; locks first if there is no lock."""
     difference = difference_of(app, wanted(base, base_skip))
     made = fresh_lock(app, spec_path, lock_path, overrides)
-    planned = plan_build(made, app.cache, part_size, difference, app.console)
+    compress = bool(made.spec.bundle.compress)
+    planned = plan_build(made, app.cache, part_size, difference, app.console, compress=compress)
     app.result(plan_text(planned), planned)
 
 

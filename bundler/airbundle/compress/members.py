@@ -69,6 +69,22 @@ class Compression:
 
 
 @record
+class Foreseen:
+    """What is known of compression before anything is read.
+
+    Attributes:
+        weights: bytes of weights that would travel as they are.
+        saved: bytes that need not, of those that were compressed for a build before.
+        untried: bytes of those that were not; they may shrink, and their compressed form takes less than that in the
+            cache.
+    """
+
+    weights: int
+    saved: int
+    untried: int
+
+
+@record
 class _Made:
     """What was learnt of one run: the compressed form's SHA-256 and size in bytes; empty when it is not worth it."""
 
@@ -96,6 +112,24 @@ def compress_members(members: Sequence[Member], cache: Cache, talk: Talk) -> Com
         if is_weight(member.path) and member.role == "model" and (before := _carried(member)):
             weights.append(Weight(member.path, before, _carried(packed)))
     return Compression(tuple(made), tuple(weights))
+
+
+def foresee(members: Sequence[Member], cache: Cache) -> Foreseen:
+    """What `compress_members` would find made already."""
+    weights = saved = untried = 0
+    for member in members:
+        if not _is_candidate(member):
+            continue
+        weights += _carried(member)
+        for segment in member.runs:
+            if segment.base is not None or segment.size < _SMALLEST:
+                continue
+            made = _kept(cache, member, segment)
+            if made is None:
+                untried += segment.size
+            elif made.sha256:
+                saved += segment.size - made.size
+    return Foreseen(weights, saved, untried)
 
 
 def compression_text(compression: Compression) -> list[str]:
@@ -129,7 +163,6 @@ class _Work:
 
     def __init__(self, cache: Cache, talk: Talk, total: int) -> None:
         self._cache, self._talk, self._total, self._done = cache, talk, total, 0
-        self._directory = cache.root / "facts" / f"planes-{FORMAT}-zlib-{zlib.ZLIB_RUNTIME_VERSION}"
         self._threads = min(os.cpu_count() or 1, _MOST_WORKERS)
 
     def compressed(self, member: Member) -> Member:
@@ -158,13 +191,13 @@ class _Work:
         if segment.size < _SMALLEST:
             self._advance(segment.size)
             return _Made()
-        fact = self._directory / f"{segment.offset}-{segment.size}-{member.sha256}.json"
-        kept = _read_fact(fact)
-        if kept is not None and (not kept.sha256 or self._cache.has(kept.sha256, kept.size)):
+        kept = _kept(self._cache, member, segment)
+        if kept is not None:
             self._advance(segment.size)
             return kept
         made = self._fresh(source, segment.size)
-        self._directory.mkdir(parents=True, exist_ok=True)
+        fact = _fact(self._cache, member, segment)
+        fact.parent.mkdir(parents=True, exist_ok=True)
         temporary = fact.with_name(f".{fact.name}.{os.getpid()}")
         temporary.write_bytes(encode(made))
         temporary.replace(fact)
@@ -215,8 +248,17 @@ def _spread(size: int) -> list[int]:
     return [blocks * number // count * BLOCK for number in range(count)]
 
 
-def _read_fact(path: Path) -> _Made | None:
+def _fact(cache: Cache, member: Member, segment: Segment) -> Path:
+    """Where is kept what was learnt of a run."""
+    directory = cache.root / "facts" / f"planes-{FORMAT}-zlib-{zlib.ZLIB_RUNTIME_VERSION}"
+    return directory / f"{segment.offset}-{segment.size}-{member.sha256}.json"
+
+
+def _kept(cache: Cache, member: Member, segment: Segment) -> _Made | None:
+    """What was learnt of a run, if its compressed form is still there."""
+    path = _fact(cache, member, segment)
     try:
-        return decode_json(_Made, path.read_bytes(), str(path))
+        made = decode_json(_Made, path.read_bytes(), str(path))
     except (FileNotFoundError, ContractError):
         return None
+    return made if not made.sha256 or cache.has(made.sha256, made.size) else None
