@@ -11,20 +11,17 @@ from collections.abc import Sequence
 
 import click
 
-from airbundle import __version__, commands
+from airbundle import __version__
 from airbundle.cache import default_root
+from airbundle.commands import Commands
 from airbundle_onsite.errors import AirbundleError, ExitCode, UsageError
 from airbundle_onsite.render import error_plain, json_text
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="airbundle")
 def cli() -> None:
     """Build bundles of LLM serving for sites with no internet, and prove them before they leave."""
-
-
-for _command in commands.discover():
-    cli.add_command(_command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
