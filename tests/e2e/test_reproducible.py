@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -47,15 +47,29 @@ def office(open_folder: Path, wheel_index: WheelIndex) -> Path:
     return office
 
 
+@pytest.fixture
+def releases(open_folder: Path, office: Path) -> tuple[Path, Path]:
+    """The bundle of a release v0 whose last tensor is another, and that of v1."""
+    other = open_folder / "other.gguf"
+    data = bytearray((open_folder / "m.gguf").read_bytes())
+    data[-1000] ^= 1
+    other.write_bytes(data)
+    older = ("--set", f"model.source=local:{other}", "--set", "bundle.version=v0", "--lock", open_folder / "v0.json")
+    words = ("build", office / "tiny.toml", "-o", open_folder / "dist", "--cache", open_folder / "cache-of-lock")
+    journeys.airbundle(*words, *older, env={"SOURCE_DATE_EPOCH": "1700000000"}).check()
+    journeys.airbundle(*words).check()
+    return open_folder / "dist" / "tiny-v0", open_folder / "dist" / "tiny-v1"
+
+
 def _listed(bundle: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(bundle.iterdir())}
 
 
-@pytest.mark.real("other-user")
-@pytest.mark.parametrize("how", [(), ("--compress", "weights"), ("--single",)], ids=["plain", "compressed", "single"])
-def test_two_users_two_umasks_two_folders_one_bundle(open_folder: Path, office: Path, how: tuple[str, ...]) -> None:
+def _build_as_two(open_folder: Path, office: Path, what: Callable[[Path], Sequence[object]]) -> None:
+    """Build twice and compare. `what` tells for an office's copy what to build."""
+
     def build(home: Path, prefix: tuple[str, ...], umask: int, zone: str) -> dict[str, str]:
-        words = ("build", home / "tiny.toml", "--sign-key", home / "key", "--part-size", "1MB", *how)
+        words = ("build", *what(home), "--sign-key", home / "key", "--part-size", "1MB")
         environment = {"HOME": str(home), "TZ": zone, "LC_ALL": "C.UTF-8", "PYTHONHASHSEED": str(umask)}
         argv = [*prefix, sys.executable, "-m", "airbundle", *words, "-o", home / "dist", "--cache", home / "cache"]
         journeys.run(argv, env=environment, umask=umask).check()
@@ -72,3 +86,18 @@ def test_two_users_two_umasks_two_folders_one_bundle(open_folder: Path, office: 
     assert first == second
     owner = next((theirs / "dist").iterdir()).stat().st_uid
     assert owner == int(_NOBODY), "the second build was another user's"
+
+
+@pytest.mark.real("other-user")
+@pytest.mark.parametrize("how", [(), ("--compress", "weights"), ("--single",)], ids=["plain", "compressed", "single"])
+def test_two_users_two_umasks_two_folders_one_bundle(open_folder: Path, office: Path, how: tuple[str, ...]) -> None:
+    _build_as_two(open_folder, office, lambda home: (home / "tiny.toml", *how))
+
+
+@pytest.mark.real("other-user")
+def test_a_difference_and_a_way_back_too(open_folder: Path, office: Path, releases: tuple[Path, Path]) -> None:
+    older, newer = releases
+    _build_as_two(open_folder, office, lambda home: (home / "tiny.toml", "--base", older))
+    for name in ("first 甲", "second"):
+        shutil.rmtree(open_folder / name)
+    _build_as_two(open_folder, office, lambda _home: ("--rollback-to", older, "--from", newer))
