@@ -278,7 +278,7 @@ def listed_signers(allowed_signers: bytes) -> tuple[Signer, ...]:
 def _allowed(allowed_signers: bytes) -> dict[bytes, str]:
     """Keys that may sign in our namespace, each with the principal of the first line that says so."""
     found: dict[bytes, str] = {}
-    for line in allowed_signers.decode("utf-8", "replace").splitlines():
+    for line in allowed_signers.decode("utf-8-sig", "replace").splitlines():
         words = _OPTIONS.findall(line.strip())
         if not words or words[0].startswith("#"):
             continue

@@ -99,3 +99,9 @@ def test_unsafe_paths_are_refused_all_at_once():
 )
 def test_part_sizes(total, size, expected):
     assert part_sizes(total, size) == expected
+
+
+def test_a_part_of_the_usual_size_fits_a_fat32_stick():
+    sizes = part_sizes(13_000_000_001, layout.DEFAULT_PART_SIZE)
+    assert len(sizes) == 4
+    assert max(sizes) == 4_000_000_000 <= 2**32 - 1, "the largest file that FAT32 holds"

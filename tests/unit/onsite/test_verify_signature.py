@@ -93,8 +93,9 @@ def test_what_ssh_keygen_signs_verifies(keys, hash_name):
     assert verify_unpinned(DATA, signature) == keys.fingerprint("alice")
     # Copied as text by a Windows machine, both files keep what they say.
     assert verify_unpinned(DATA, signature.replace(b"\n", b"\r\n")) == keys.fingerprint("alice")
-    as_text = f"# ours\r\n\r\nalice {keys.public('alice')}\r\n".encode()
-    assert verify_signature(DATA, signature, as_text) == f"alice {keys.fingerprint('alice')}"
+    for before in (b"# ours\r\n\r\n", b"\xef\xbb\xbf"):
+        as_text = before + f"alice {keys.public('alice')}\r\n".encode()
+        assert verify_signature(DATA, signature, as_text) == f"alice {keys.fingerprint('alice')}"
 
 
 @pytest.mark.real("ssh-keygen")
