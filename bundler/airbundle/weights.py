@@ -212,6 +212,11 @@ def _prove_index(
         lost = sorted(tensors - set(headers[name])) if name in headers else []
         if lost:
             problems.append(f"{name}: lacks {len(lost)} tensors that {path} places there, the first is {lost[0]}")
+    listed = {"__metadata__"}.union(*wanted.values())
+    for name in sorted(wanted):
+        unlisted = sorted(set(headers.get(name, ())) - listed)
+        if unlisted:
+            problems.append(f"{name}: {path} lists {len(unlisted)} of its tensors nowhere, the first is {unlisted[0]}")
     return problems
 
 

@@ -123,6 +123,14 @@ def test_index_and_shards_disagree(model: Path) -> None:
     ]
 
 
+def test_a_tensor_that_the_index_lists_nowhere(model: Path) -> None:
+    places = json.loads((model / INDEX).read_text())
+    first = sorted(name for name, shard in places["weight_map"].items() if shard == SHARD)[0]
+    del places["weight_map"][first]
+    (model / INDEX).write_text(json.dumps(places))
+    assert problems(model) == [f"{SHARD}: {INDEX} lists 1 of its tensors nowhere, the first is {first}"]
+
+
 def test_dead_links_unfinished_files_and_broken_json_are_all_listed(model: Path) -> None:
     (model / SHARD).unlink()
     (model / SHARD).symlink_to("../blobs/gone")
