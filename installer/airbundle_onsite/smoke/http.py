@@ -36,7 +36,7 @@ class Reply:
         """The body decoded; None when it is not JSON."""
         try:
             return json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
 
     def reason(self) -> str:
@@ -79,10 +79,10 @@ class LoopbackRequests:
 
     def send(self, method: str, path: str, body: Optional[Mapping[str, Any]], seconds: float) -> Reply:
         begun = time.monotonic()
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        connection = _TimedConnection(self._host, self._port, begun + seconds)
         try:
             response = _sent(connection, method, path, body)
-            text = _read(connection, response, begun + seconds).decode("utf-8", "replace")
+            text = _read(response, begun + seconds).decode("utf-8", "replace")
             return Reply(response.status, text, time.monotonic() - begun)
         except socket.timeout:
             return Reply(0, seconds=time.monotonic() - begun, error=f"no whole answer within {seconds:g} s")
@@ -97,12 +97,12 @@ class LoopbackRequests:
     def stream(self, path: str, body: Mapping[str, Any], seconds: float) -> Streamed:
         """POST, and note when each line of the answer came; the last one must be there within `seconds`."""
         begun = time.monotonic()
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        connection = _TimedConnection(self._host, self._port, begun + seconds)
         try:
             response = _sent(connection, "POST", path, body)
             lines: list[tuple[float, str]] = []
             rest = b""
-            for piece in _pieces(connection, response, begun + seconds):
+            for piece in _pieces(response, begun + seconds):
                 moment = time.monotonic() - begun
                 *whole, rest = (rest + piece).split(b"\n")
                 lines += [(moment, line.decode("utf-8", "replace").rstrip("\r")) for line in whole]
@@ -116,6 +116,34 @@ class LoopbackRequests:
             connection.close()
 
 
+class _TimedSocket(socket.socket):
+    """Receives against one deadline: a socket's own timeout begins anew with every byte, headers' bytes included."""
+
+    deadline = 0.0
+
+    def recv_into(self, *words: Any) -> int:
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
+            raise socket.timeout
+        self.settimeout(remaining)
+        return super().recv_into(*words)
+
+
+class _TimedConnection(http.client.HTTPConnection):
+    """A connection whose answer must have come by `deadline`, of the monotonic clock."""
+
+    def __init__(self, host: str, port: int, deadline: float) -> None:
+        super().__init__(host, port, timeout=max(0.001, deadline - time.monotonic()))
+        self._deadline = deadline
+
+    def connect(self) -> None:
+        super().connect()
+        plain = self.sock
+        self.sock = _TimedSocket(plain.family, plain.type, plain.proto, fileno=plain.detach())
+        self.sock.deadline = self._deadline
+        self.sock.settimeout(self.timeout)
+
+
 def _sent(
     connection: http.client.HTTPConnection, method: str, path: str, body: Optional[Mapping[str, Any]]
 ) -> http.client.HTTPResponse:
@@ -125,21 +153,16 @@ def _sent(
     return connection.getresponse()
 
 
-def _read(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float) -> bytes:
-    return b"".join(_pieces(connection, response, deadline))
+def _read(response: http.client.HTTPResponse, deadline: float) -> bytes:
+    return b"".join(_pieces(response, deadline))
 
 
-def _pieces(
-    connection: http.client.HTTPConnection, response: http.client.HTTPResponse, deadline: float
-) -> Iterator[bytes]:
-    """The body as it comes, against one deadline: a socket's own timeout begins anew with every byte."""
+def _pieces(response: http.client.HTTPResponse, deadline: float) -> Iterator[bytes]:
+    """The body as it comes."""
     size, announced = 0, response.length
     while size < (_MAX_BODY if announced is None else min(announced, _MAX_BODY)):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
+        if time.monotonic() >= deadline:
             raise socket.timeout
-        if connection.sock is not None:
-            connection.sock.settimeout(remaining)
         piece = response.read1(65536)
         if not piece:
             if announced is not None:
