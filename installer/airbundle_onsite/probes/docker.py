@@ -154,7 +154,7 @@ def _cdi_json(text: str) -> list[str]:
     try:
         document = json.loads(text)
         return [f"{document['kind']}={device['name']}" for device in document.get("devices") or []]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
         return []
 
 

@@ -109,7 +109,7 @@ class DockerImages:
     def _listed(self) -> dict[str, dict[str, str]]:
         try:
             value = json.loads(self._file.read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
             return {}
         listed = value.items() if isinstance(value, dict) else ()
         return {digest: noted for digest, noted in listed if isinstance(noted, dict) and "name" in noted}

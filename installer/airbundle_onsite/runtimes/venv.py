@@ -311,7 +311,7 @@ def _write_private(path: Path, text: str) -> None:
 def _read_json(path: Path) -> Optional[Mapping[str, Any]]:
     try:
         value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value
 

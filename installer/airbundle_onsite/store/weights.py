@@ -28,7 +28,7 @@ class Weights:
         try:
             facts = path.lstat()
             proof = json.loads(_proof(path).read_text("ascii"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return False
         return facts.st_size == size and proof == _facts_of(path)
 

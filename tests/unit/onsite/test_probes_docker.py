@@ -165,6 +165,13 @@ def test_cdi_specifications_in_yaml_and_json(files: HostFiles) -> None:
     assert ask(files).cdi == ("nvidia.com/gpu=0", "nvidia.com/gpu=all", "vendor.com/net=eth0")
 
 
+def test_a_cdi_specification_nested_without_end_is_passed_over(files: HostFiles) -> None:
+    folder = files.path("/etc/cdi")
+    folder.mkdir(parents=True)
+    (folder / "deep.json").write_text("[" * 200_000)
+    assert cdi_devices(files) == ()
+
+
 def test_the_toolkit_is_found_though_the_engine_does_not_use_it(files: HostFiles, tmp_path: Path) -> None:
     without = ask(files).gpu_toolkit  # of the machine that the tests run on, if it has one
     assert without == "" or Path(without).exists()
