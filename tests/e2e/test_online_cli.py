@@ -69,7 +69,7 @@ def test_plan_build_inspect_and_verify(office, tmp_path):
     assert not dist.exists()
     built = airbundle("build", spec, "-o", dist, "--part-size", "40MB", "--json").check().json
     assert len(built["manifest"]["payload"]["parts"]) == 3
-    assert abs(built["manifest"]["payload"]["size"] - plan["payload"]) < 200_000
+    assert 0 <= plan["payload"] - built["manifest"]["payload"]["size"] < 300_000, "an estimate from above"
     bundle = dist / "tiny-v1"
     assert "tiny v1" in airbundle("inspect", bundle).check().out
     assert airbundle("inspect", bundle, "--json").check().json["version"] == "v1"
