@@ -22,7 +22,7 @@ from parts.fuzzing import Target, corpus, targets
 
 CORPUS = Path(__file__).parent / "corpus"
 TARGETS = targets()
-SECONDS = 2.0  # for one input, on a busy machine
+SECONDS = 5.0  # for one input, on a busy machine
 MEMORY = 64 << 20  # bytes beyond the input's own size, at the highest
 TRIES = int(os.environ.get("FUZZ_TRIES", "0"))
 

@@ -24,7 +24,7 @@ def _dripping(first: bytes, drip: bytes) -> Iterator[int]:
             peer, _ = server.accept()
             with peer, contextlib.suppress(OSError):
                 peer.sendall(first)
-                until = time.monotonic() + 5
+                until = time.monotonic() + 30
                 while time.monotonic() < until:
                     peer.sendall(drip)
                     time.sleep(0.05)
@@ -50,7 +50,7 @@ def test_one_deadline_for_every_byte(first: bytes, drip: bytes) -> None:
     with _dripping(first, drip) as port:
         begun = time.monotonic()
         reply = LoopbackRequests("127.0.0.1", port).send("GET", "/health", None, _SECONDS)
-        assert time.monotonic() - begun < 3
+        assert time.monotonic() - begun < 20
     assert (reply.status, reply.error) == (0, f"no whole answer within {_SECONDS:g} s")
 
 
