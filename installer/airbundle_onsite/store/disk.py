@@ -7,7 +7,9 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Optional
 
 from airbundle_onsite.errors import IntegrityError
 
@@ -15,6 +17,8 @@ DIRECTORY_MODE = 0o755
 FILE_MODE = 0o644
 WEIGHT_MODE = 0o444
 SECRET_MODE = 0o600
+_FLUSH = 128 * 1024 * 1024
+"""Bytes of a growing file after which the disk is set to work, so that the sync at the end is short."""
 _NO_MODES = frozenset({errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EINVAL})
 
 
@@ -79,18 +83,51 @@ def write_new(path: Path, chunks: Iterable[bytes], mode: int) -> int:
     count = 0
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, SECRET_MODE)
     try:
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
+        with os.fdopen(descriptor, "wb", buffering=0) as file, _Flushing(descriptor) as flushing:
             for chunk in chunks:
                 view = memoryview(chunk)
                 while view:
                     written = file.write(view)
                     count += written
                     view = view[written:]
-            _set_mode(file.fileno(), mode)
+                flushing.wrote(len(chunk))
+            _set_mode(descriptor, mode)
     except BaseException:
         path.unlink()
         raise
     return count
+
+
+class _Flushing:
+    """Writes a growing file to the disk from a thread of its own, while more of it arrives. A context manager."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._unflushed = descriptor, 0
+        self._pool: Optional[ThreadPoolExecutor] = None
+        self._flush: Optional[Future[None]] = None
+
+    def __enter__(self) -> _Flushing:
+        return self
+
+    def wrote(self, count: int) -> None:
+        """More bytes stand in the file. Raises OSError when the disk did not take earlier ones."""
+        self._unflushed += count
+        if self._unflushed < _FLUSH or (self._flush is not None and not self._flush.done()):
+            return
+        self._settle()
+        self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flush = self._pool.submit(os.fdatasync, self._descriptor)
+        self._unflushed = 0
+
+    def __exit__(self, kind: object, *_error: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        if kind is None:
+            self._settle()
+
+    def _settle(self) -> None:
+        if self._flush is not None:
+            self._flush.result()
 
 
 def _set_mode(descriptor: int, mode: int) -> None:

@@ -1,17 +1,17 @@
 """Streams the payload's files straight from the parts: no joined copy, and no byte before its piece was proven.
 
-A reader thread reads and hashes the next piece while the consumer takes the current one. At most two pieces of
+Two threads read and hash the next pieces while the consumer takes the current one. At most two pieces and a half of
 64 MiB are in memory, as blocks that are handed on without another copy and freed when they were taken.
 """
 
 from __future__ import annotations
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Optional, Union
+from concurrent.futures import Future, ThreadPoolExecutor
 
+from airbundle_onsite.contract.layout import PIECE_SIZE
 from airbundle_onsite.contract.payload import FileEntry
 from airbundle_onsite.errors import IntegrityError
 from airbundle_onsite.system import Talk
@@ -19,7 +19,9 @@ from airbundle_onsite.verify import media, tar
 from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.source import Piece, pieces_of, read_proven
 
-_PIECES_IN_MEMORY = 2
+_READERS = 2  # one core hashes more slowly than a disk reads or takes
+_MEMORY = PIECE_SIZE * 5 // 2
+"""Bytes of pieces that are read, being read, or not yet taken."""
 
 
 class PayloadReader:
@@ -37,7 +39,7 @@ class PayloadReader:
         """Each file with its content in chunks of at most 1 MiB, to be taken before the next file is asked for.
 
         Of a file that takes bytes from a base, these are only the bytes of its segments in the payload, in order.
-        What is not taken of a file is skipped. Ending the iteration early stops the reader thread.
+        What is not taken of a file is skipped. Ending the iteration early ends the reading.
 
         Raises:
             IntegrityError: a piece is bad (naming the part, the piece and the cure), or the tar is not what the
@@ -80,29 +82,26 @@ def _require_end(joined: _Joined) -> None:
 
 
 class _Joined:
-    """The joined payload, read forwards. A context manager, for its thread."""
+    """The joined payload, read forwards. A context manager, for its threads."""
 
     def __init__(self, trusted: TrustedManifest, talk: Talk) -> None:
         payload = trusted.manifest.payload
         self._source, self._talk, self._size = trusted.source, talk, payload.size
         self.position = 0
-        self._pieces = [piece for part in payload.parts for piece in pieces_of(part)]
-        self._room = threading.Semaphore(_PIECES_IN_MEMORY)
-        self._proven: queue.Queue[Union[deque[bytes], IntegrityError]] = queue.Queue()
+        self._pieces = deque(piece for part in payload.parts for piece in pieces_of(part))
+        self._readers = min(_READERS, trusted.source.readers or _READERS)
+        self._pool = ThreadPoolExecutor(self._readers, thread_name_prefix="read-pieces")
+        self._ahead: deque[Future[deque[bytes]]] = deque()
         self._passed_over: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._blocks: Optional[deque[bytes]] = None
+        self._blocks: deque[bytes] = deque()
+        self._untaken = 0
         self._block, self._at = b"", 0
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._read_pieces, name="read-pieces", daemon=True)
 
     def __enter__(self) -> _Joined:
-        self._thread.start()
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._stopped.set()
-        self._room.release()
-        self._thread.join()
+        self._pool.shutdown(cancel_futures=True)
 
     @property
     def left(self) -> int:
@@ -128,32 +127,30 @@ class _Joined:
             yield chunk
 
     def _next_block(self) -> bytes:
+        self._read_ahead()
         if not self._blocks:
-            if self._blocks is not None:
-                self._room.release()
-            proven = self._proven.get()
-            if isinstance(proven, IntegrityError):
-                raise proven
-            self._blocks = proven
+            self._blocks = self._ahead.popleft().result()
+            self._untaken = sum(map(len, self._blocks))
             while not self._passed_over.empty():
                 self._talk.say(self._passed_over.get())
-        return self._blocks.popleft()
+        block = self._blocks.popleft()
+        self._untaken -= len(block)
+        return block
 
-    # --- in the reader thread -----------------------------------------------------------------------------
-    def _read_pieces(self) -> None:
-        for piece in self._pieces:
-            self._room.acquire()
-            if self._stopped.is_set():
+    def _read_ahead(self) -> None:
+        """Have the next pieces read, in order, as far as there is room for them."""
+        while self._pieces and len(self._ahead) < self._readers:
+            if self._untaken + (len(self._ahead) + 1) * PIECE_SIZE > _MEMORY:
                 return
-            try:
-                self._proven.put(self._read(piece))
-            except media.Unreadable as error:
-                self._proven.put(_bad(piece, str(error)))
-                return
+            self._ahead.append(self._pool.submit(self._read, self._pieces.popleft()))
 
+    # --- in a reader thread -------------------------------------------------------------------------------
     def _read(self, piece: Piece) -> deque[bytes]:
-        """The piece's bytes, after their hash agreed. Raises Unreadable."""
-        blocks, passed_over = read_proven(self._source, piece)
+        """The piece's bytes, after their hash agreed. Raises IntegrityError."""
+        try:
+            blocks, passed_over = read_proven(self._source, piece)
+        except media.Unreadable as error:
+            raise _bad(piece, str(error)) from error
         for reason in passed_over:
             self._passed_over.put(f"{piece}: {reason}; another copy is good")
         return blocks
