@@ -35,7 +35,6 @@ class FileServer:
         files: content by name.
         spoils: by name, what the next answers do, in order; afterwards all is well.
         url: with a final slash.
-        requests: ``(name, Range header or "", bytes of body sent)``.
         pause: seconds to wait after each piece of a body.
         ranges: whether ranges are served at all.
         resumed_by: If-Range headers that came.
@@ -45,11 +44,33 @@ class FileServer:
     files: dict[str, bytes] = field(default_factory=dict)
     spoils: dict[str, list[Spoil]] = field(default_factory=dict)
     url: str = ""
-    requests: list[tuple[str, str, int]] = field(default_factory=list)
     pause: float = 0
     ranges: bool = True
     resumed_by: list[str] = field(default_factory=list)
     authorized: list[str] = field(default_factory=list)
+    _answered: list[tuple[str, str, int]] = field(default_factory=list)
+    _settled: threading.Condition = field(default_factory=threading.Condition)
+    _sending: int = 0
+
+    @property
+    def requests(self) -> list[tuple[str, str, int]]:
+        """``(name, Range header or "", bytes of body sent)``; a client has the last byte before this has the answer,
+        so that answers which are being sent are waited for, a while."""
+        with self._settled:
+            self._settled.wait_for(lambda: not self._sending, timeout=10)
+        return self._answered
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Around an answer that will be among `requests`."""
+        with self._settled:
+            self._sending += 1
+        try:
+            yield
+        finally:
+            with self._settled:
+                self._sending -= 1
+                self._settled.notify_all()
 
     def sent(self, name: str) -> int:
         """Bytes of a file sent so far, over all answers."""
@@ -90,7 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
-        self._send(name, state.files[name], spoil)
+        with state.answering():
+            self._send(name, state.files[name], spoil)
 
     def _send(self, name: str, data: bytes, spoil: Spoil) -> None:
         asked, start = self.headers.get("Range") or "", 0
@@ -119,4 +141,4 @@ class _Handler(BaseHTTPRequestHandler):
                 time.sleep(self.state.pause)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
-        self.state.requests.append((name, asked, sent))
+        self.state._answered.append((name, asked, sent))
