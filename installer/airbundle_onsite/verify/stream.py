@@ -1,6 +1,6 @@
 """Streams the payload's files straight from the parts: no joined copy, and no byte before its piece was proven.
 
-Two threads read and hash the next pieces while the consumer takes the current one. At most two pieces and a half of
+Two threads read and hash the next pieces while the consumer takes the current one. At most two pieces and a quarter of
 64 MiB are in memory, as blocks that are handed on without another copy and freed when they were taken.
 """
 
@@ -20,7 +20,7 @@ from airbundle_onsite.verify.bundle import TrustedManifest
 from airbundle_onsite.verify.source import Piece, pieces_of, read_proven
 
 _READERS = 2  # one core hashes more slowly than a disk reads or takes
-_MEMORY = PIECE_SIZE * 5 // 2
+_MEMORY = PIECE_SIZE * 9 // 4
 """Bytes of pieces that are read, being read, or not yet taken."""
 
 
