@@ -111,9 +111,10 @@ class Bench:
         return measure(argv, watch=self._watch, env=self.env)
 
     def build(self, spec: Path, *more: str | Path, part_size: str = "4GB") -> Run:
-        """A build into ``dist``; locks and fills the cache where that was not done before."""
-        words = ("build", spec, "--output", self.dist, "--part-size", part_size, "--force", "--quiet")
-        return self.airbundle(*words, *more)
+        """A build of a bundle that ``dist`` does not have, as far as `spec` made the spec; locks and fills the cache
+        where that was not done before."""
+        shutil.rmtree(self.dist / spec.stem, ignore_errors=True)
+        return self.airbundle("build", spec, "--output", self.dist, "--part-size", part_size, "--quiet", *more)
 
     def stage(self, bundle: Path, root: Path) -> Run:
         """An installation that starts nothing."""
