@@ -150,8 +150,8 @@ def _one_of(what: str, known: Callable[[], Sequence[str]]) -> Callable[[str], It
 
 def _scheme(value: str) -> Iterator[str]:
     scheme, colon, rest = value.partition(":")
-    known = sorted(sources.discover())
-    if colon and scheme not in known:
+    if colon and not sources.exists(scheme):
+        known = sorted(sources.discover())
         yield f"no source {scheme!r}{near_miss(scheme, known)}; there are: {', '.join(known)}"
     elif colon and not rest:
         yield f"nothing after {value!r}"

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from airbundle import resolve
+from airbundle import lockfile
 from parts import journeys, models
 from parts.journeys import airbundle
 from parts.specs import write_spec
@@ -115,9 +115,9 @@ def test_a_stale_lock_is_made_again_and_a_broken_one_is_named(office):
     spec = office()
     airbundle("lock", spec).check()
     path = spec.with_name("v1.lock.json")
-    before = resolve.read_lock(path)
+    before = lockfile.read_lock(path)
     airbundle("lock", spec).check()
-    assert resolve.read_lock(path) == before, "locking again with nothing changed changes nothing"
+    assert lockfile.read_lock(path) == before, "locking again with nothing changed changes nothing"
     said = airbundle("plan", spec, "--set", "serving.context=1024")
     assert "another spec" in said.check().err
     path.write_text(path.read_text()[:200])

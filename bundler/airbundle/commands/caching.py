@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from airbundle import resolve
+from airbundle import lockfile
 from airbundle.cacheuse import CacheUse, cache_use, prune
 from airbundle.commands.app import App, with_app
 from airbundle_onsite.units import human_bytes
@@ -32,7 +32,7 @@ def cache_info(app: App) -> None:
 @with_app
 def cache_prune(app: App, locks: Sequence[Path], dry_run: bool) -> None:
     """Remove unfinished downloads, and every file that no lock given with --keep needs, with what was learnt of it."""
-    keep = {item.sha256 for path in locks for item in resolve.read_lock(path).items()}
+    keep = {item.sha256 for path in locks for item in lockfile.read_lock(path).items()}
     removed = prune(app.cache, keep, dry_run=dry_run)
     app.result(f"{_text(removed)} {'would be removed' if dry_run else 'removed'}", removed)
 

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from airbundle import resolve
+from airbundle import lockfile
 from airbundle.commands.app import BUNDLE, App, with_app
 from airbundle.contract.lock import BundleLock
 from airbundle.delta.base import Known, read_base
@@ -117,7 +117,7 @@ def way_back(app: App, options: Wanted) -> tuple[Difference, BundleLock | None]:
     """
     back_to, back_from = options.back_to, options.back_from
     assert back_to is not None and back_from is not None
-    lock = None if back_to.is_dir() else resolve.read_lock(back_to)
+    lock = None if back_to.is_dir() else lockfile.read_lock(back_to)
     if lock is None:
         manifest = trust(back_to).manifest
         name, version, sequence = manifest.name, manifest.version, manifest.sequence

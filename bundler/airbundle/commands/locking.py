@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import click
 
-from airbundle import resolve, spec
+from airbundle import lockfile, spec
 from airbundle.commands.app import App, size, spec_options, with_app
 from airbundle.commands.difference import base_options, difference_of, wanted
 from airbundle.contract.lock import BundleLock
@@ -57,10 +57,10 @@ def lock(
     """
     loaded = spec.load_spec(spec_path, overrides)
     target = lock_path or lock_path_of(spec_path)
-    before = resolve.read_lock(target) if target.exists() else None
+    before = lockfile.read_lock(target) if target.exists() else None
     made = make_lock(app, loaded, spec_path, target, None if upgrade_all else names)
-    resolve.write_lock(made, target)
-    moved = resolve.moved_wheels(before, made)
+    lockfile.write_lock(made, target)
+    moved = lockfile.moved_wheels(before, made)
     total, wheels = sum(item.size for item in made.items()), sum(wheel.file.size for wheel in made.wheels)
     counts = f"{len(made.models)} model(s), {len(made.images)} image(s), {len(made.wheels)} wheel(s)"
     told = f" of {human_bytes(wheels)}" if made.wheels else ""
@@ -102,9 +102,12 @@ def lock_path_of(spec_path: Path) -> Path:
 
 
 def make_lock(
-    app: App, loaded: BundleSpec, spec_path: Path, target: Path, upgrade: resolve.Upgrade = resolve.NONE
+    app: App, loaded: BundleSpec, spec_path: Path, target: Path, upgrade: Collection[str] | None = ()
 ) -> BundleLock:
-    previous = resolve.read_lock(target) if target.exists() else None
+    """A new lock; `upgrade` names the wheels that may move, None all of them."""
+    from airbundle import resolve
+
+    previous = lockfile.read_lock(target) if target.exists() else None
     return resolve.lock(
         loaded,
         context=app.context(spec_path.absolute().parent),
@@ -121,13 +124,13 @@ def fresh_lock(
     loaded = spec.load_spec(spec_path, overrides)
     target = lock_path or lock_path_of(spec_path)
     if target.exists():
-        made = resolve.read_lock(target)
-        if not resolve.is_stale(made, loaded):
+        made = lockfile.read_lock(target)
+        if not lockfile.is_stale(made, loaded):
             return made
         app.console.say(f"{target} was made from another spec: locking again")
     made = make_lock(app, loaded, spec_path, target)
     if keep:
-        resolve.write_lock(made, target)
+        lockfile.write_lock(made, target)
     return made
 
 

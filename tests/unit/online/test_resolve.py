@@ -23,8 +23,9 @@ from airbundle.contract.spec import (
     TargetTable,
     WheelsTable,
 )
+from airbundle.lockfile import is_stale, moved_wheels, read_lock, write_lock
 from airbundle.modelcard import model_facts
-from airbundle.resolve import is_stale, lock, moved_wheels, read_lock, write_lock
+from airbundle.resolve import lock
 from airbundle.smoketests import smoke_tests
 from airbundle.sources.base import SourceContext
 from airbundle_onsite.contract.profile import HardwareProfile
