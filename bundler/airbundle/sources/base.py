@@ -1,7 +1,8 @@
 """The seam between resolving and the places things come from.
 
-A source is one module in this package with a module-level ``create(context) -> Source``. Its scheme is the
-word before the colon in a spec's ``source``, and without its dashes the module's name. It can lock models, images or both, and fetches what it locked.
+A source is one module in this package with a module-level ``create(context) -> Source``. Its scheme is the word before
+the colon in a spec's ``source``, and without dashes the module's name. It can lock models, images or both, and fetches
+what it locked.
 """
 
 from __future__ import annotations
