@@ -12,7 +12,15 @@ from typing import Any
 from airbundle.memory.config import normalized, whole
 from airbundle.memory.packing import Packing, packing
 from airbundle.memory.roles import layer_roles
-from airbundle.memory.shape import Attention, ModelShape, dense_width, is_sparse, read_shape, shared_width
+from airbundle.memory.shape import (
+    Attention,
+    ModelShape,
+    dense_width,
+    is_pure_mamba,
+    is_sparse,
+    read_shape,
+    shared_width,
+)
 from airbundle.memory.weights import Tensor
 from airbundle_onsite.errors import UsageError
 
@@ -90,10 +98,12 @@ class _Maker:
             yield from self._feed_forward(f"{name}.mlp", index)
 
     def _has_feed_forward(self, index: int) -> bool:
-        """With a one-letter pattern a layer is either a mixer or a feed-forward; elsewhere every layer has both."""
+        """With a one-letter pattern a layer is a mixer or a feed-forward, in a pure Mamba a mixer; elsewhere both."""
         pattern = self._text.get("hybrid_override_pattern")
         if isinstance(pattern, str):
             return self._roles[index] == "mlp"
+        if is_pure_mamba(self._text):
+            return False
         blocks = self._text.get("block_configs")
         return not (isinstance(blocks, list) and (blocks[index].get("ffn") or {}).get("no_op"))
 

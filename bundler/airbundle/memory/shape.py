@@ -11,6 +11,7 @@ from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
 
 Kind = Literal["full", "sliding", "chunked", "mla"]
+_MOST_LAYERS = 4096  # far beyond any model: a larger number is damage, and would be counted for hours
 
 
 @record
@@ -72,7 +73,7 @@ class ModelShape:
     Attributes:
         model_type, architecture: as the configuration says, for people and for engines' own lists.
         layers, hidden, heads, kv_heads, head_dim, vocab: as usual.
-        dense: feed-forward width of dense layers; 0 when all layers have experts.
+        dense: feed-forward width of dense layers; 0 when none has one, or all have experts.
         active: feed-forward width of the routed experts that one token passes, all together; 0 for a dense model.
         shared: feed-forward width of shared experts.
         max_context: tokens the positions are made for; 0 when not said.
@@ -168,11 +169,25 @@ def _layer_count(text: Mapping[str, Any]) -> int:
     listed = text.get("layers_block_type")
     if not text.get("num_hidden_layers") and isinstance(listed, list):
         return len(listed)
-    return need(text, "num_hidden_layers")
+    layers = need(text, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise UsageError(
+            f"config.json: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are believed",
+            remedy="use the model's own config.json",
+        )
+    return layers
+
+
+def is_pure_mamba(text: Mapping[str, Any]) -> bool:
+    """Whether every layer is a mixer of Mamba and nothing else: there is neither attention nor a feed-forward, and an
+    ``intermediate_size`` is the mixer's own (transformers, modeling_mamba2.py)."""
+    return not text.get("num_attention_heads") and set(layer_roles(text, 1)) == {"mamba"}
 
 
 def dense_widths(text: Mapping[str, Any], layers: int) -> list[int]:
     """Feed-forward widths of the layers without experts, where they have one."""
+    if is_pure_mamba(text):
+        return []
     sparse = [is_sparse(text, index) for index in range(layers)]
     return [dense_width(text, index) for index in range(layers) if not sparse[index]]
 

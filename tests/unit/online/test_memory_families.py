@@ -12,6 +12,7 @@ import pytest
 from airbundle.memory.inventory import infer_tensors
 from airbundle.memory.kv import KvLayout, growing_bytes
 from airbundle.memory.shape import read_shape
+from airbundle_onsite.errors import UsageError
 
 _STARCODER = {"hidden_size": 4608, "intermediate_size": 18432, "num_hidden_layers": 32, "num_attention_heads": 36}
 _FALCON = {"hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "multi_query": True, "bias": False}
@@ -38,3 +39,25 @@ def test_feed_forwards_of_two_matrices(model_type: str, parameters: float, token
     found = sum(tensor.size * tensor.count for tensor in infer_tensors(whole)) / 2
     assert found == pytest.approx(parameters, rel=0.01)
     assert growing_bytes(read_shape(whole), KvLayout("bf16")) == token
+
+
+_MAMBA = {"hidden_size": 4096, "num_hidden_layers": 64, "conv_kernel": 4, "expand": 2, "tie_word_embeddings": False}
+_MAMBA_2 = {"num_heads": 128, "head_dim": 64, "n_groups": 8, "state_size": 128, "vocab_size": 32768}
+_MAMBA_1 = {"intermediate_size": 8192, "time_step_rank": 256, "state_size": 16, "vocab_size": 65024}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "parameters", "config"),
+    [("mamba2", 7.285e9, {**_MAMBA, **_MAMBA_2}), ("falcon_mamba", 7.273e9, {**_MAMBA, **_MAMBA_1})],
+)
+def test_a_pure_mamba_has_no_feed_forward(model_type: str, parameters: float, config: dict[str, Any]) -> None:
+    whole = {"model_type": model_type, "torch_dtype": "bfloat16", **config}
+    found = sum(tensor.size * tensor.count for tensor in infer_tensors(whole)) / 2
+    assert found == pytest.approx(parameters, rel=0.005)
+    assert growing_bytes(read_shape(whole), KvLayout("bf16")) == 0
+
+
+def test_more_layers_than_any_model_has_are_damage() -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 10**9, "num_attention_heads": 1, "vocab_size": 10}
+    with pytest.raises(UsageError, match="num_hidden_layers is 1000000000; at most 4096"):
+        read_shape(config)
