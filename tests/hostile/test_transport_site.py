@@ -70,6 +70,41 @@ def test_three_bad_places_on_three_copies_are_named_and_only_they_travel(here, b
     assert done.code == 0, done
 
 
+def test_of_parts_with_several_pieces_exactly_the_bad_pieces_are_named_and_travel(here, tmp_path):
+    large, mib = 130 * 2**20, 2**20
+    weights = b"GGUF" + b"".join(number.to_bytes(8, "big") + bytes(mib - 8) for number in range(380))
+    bundle = release_bundle(tmp_path / "office", "v1", weights=weights, part_size=large)
+    places = ((0, 2, large - 1), (1, 1, 64 * mib), (2, 0, 64 * mib - 1))  # part, piece, byte: at their edges
+    for number, piece, at in places:
+        stick = shutil.copytree(bundle, tmp_path / f"stick{number}", copy_function=os.link)
+        _own(part(stick, number))
+        flip(part(stick, number), at)
+        before = snapshot(stick)
+        done = here.run("--bundle", stick, "--verify", "--json")
+        (bad,) = (check for check in done.json["checks"] if check["status"] == "fail")
+        of, name = (2 if number == 2 else 3), layout.part_name(number)
+        assert (done.code, bad["summary"]) == (5, f"{name}: 1 of {of} pieces is bad")
+        assert [each.partition(" (")[0] for each in bad["evidence"]] == [f"{name}, piece {piece + 1} of {of}"]
+        assert f"copy {name} again" in bad["remedy"] and "--repair-request" in bad["remedy"]
+        made = repair(bundle, read_request(asked(here, stick, tmp_path)), tmp_path / f"answer{number}", Silent())
+        assert [each.partition(" (")[0] for each in made.pieces] == [f"{name}, piece {piece + 1} of {of}"]
+        assert made.size == (2 * mib if piece == 2 else 64 * mib)
+        assert here.run("--bundle", stick, "--verify", "--patch", made.directory).code == 0
+        assert snapshot(stick) == before
+    done = here.install(stick, "--patch", made.directory)
+    assert done.code == 0, done
+    assert here.answer() == "Paris, says v1"
+    for directory in (bundle, *tmp_path.glob("stick*"), *tmp_path.glob("answer*")):
+        shutil.rmtree(directory)
+
+
+def _own(path):
+    """Make a file that shares its bytes with another copy one of its own."""
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)
+
+
 def test_a_request_is_answered_with_just_those_pieces_and_the_site_installs(here, bundle, stick, tmp_path):
     flip(part(stick, 1), 100)
     os.truncate(part(stick, 4), 17)
