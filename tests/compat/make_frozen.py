@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from airbundle.signing import SigningKey, open_key, resign
 from airbundle.splitting import pack
 from airbundle_onsite.contract import layout
 from airbundle_onsite.contract.artifacts import WheelEntry
+from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.manifest import BundleManifest, decode_manifest
 from airbundle_onsite.system import Silent, SystemRunner
 from parts import floats, tuned, wheels
@@ -46,7 +48,8 @@ _COUNT, _SIZE = 4, 32_768
 
 
 def make(folder: Path, key: SigningKey) -> None:
-    """Bundles v1 to v5 under `folder`: in two parts, by difference, compressed, one file, and whole with wheels."""
+    """Bundles v1 to v5 under `folder`: in two parts, by difference, compressed, one file, and whole with wheels; and
+    one that leads back from v4 to v1."""
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         _without_program(_release(folder, "v1", more=_weights(), part_size=100_000), key)
@@ -57,6 +60,19 @@ def make(folder: Path, key: SigningKey) -> None:
         fourth = _without_program(_release(folder, "v4", more=_weights()), key)
         pack(fourth, folder / "demo-v4.tar", Silent(), replace=False)
         _whole(folder, work, key)
+        make_back(folder, key)
+
+
+def make_back(folder: Path, key: SigningKey) -> None:
+    """``demo-v1-from-v4``, which takes from v4 what is the same in v1."""
+    with tempfile.TemporaryDirectory() as scratch:
+        with tarfile.open(folder / "demo-v4.tar") as archive:
+            archive.extractall(scratch, filter="data")
+        cache, newer = Cache(Path(scratch) / "cache"), Path(scratch) / "demo-v4"
+        rollback = Rollback("v4", decode_manifest((newer / layout.MANIFEST).read_bytes()).sequence)
+        difference = Difference(tuple(read_base(newer, cache)), rollback=rollback)
+        made = rebase(folder / "demo-v1", difference, cache, folder, part_size=0, talk=Silent())
+    _without_program(made.directory, key)
 
 
 def _release(folder: Path, version: str, **options: Any) -> Path:

@@ -1,10 +1,10 @@
 """Bundles of every released format, kept as they left: each must verify, install, and give up its files, for ever.
 
 The ``demo`` ones are installed: v1 in full and in parts, v2 as a difference to it, v3 with compressed weights, v4 as a
-single file, v5 with wheels and with the installer of its day, which also installs the others. ``make_frozen`` beside
-this file made them. ``frozen-v1`` is what ``airbundle build`` wrote before there were compressed weights; it is
-verified, and its site's program installs what it can understand. Its wheels are stand-ins that do not install. All are
-signed by one key.
+single file, v5 with wheels and with the installer of its day, which also installs the others; one leads back from v4
+to v1. ``make_frozen`` beside this file made them. ``frozen-v1`` is what ``airbundle build`` wrote before there were
+compressed weights; it is verified, and its site's program installs what it can understand. Its wheels are stand-ins
+that do not install. Each is signed by a key of the office.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from parts import sites
 
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 ANSWERING = ("demo-v1", "demo-v2", "demo-v3", "demo-v4", "demo-v5")
+BACK = "demo-v1-from-v4"
 FROZEN = sorted(path.parent for folder in FORMATS for path in folder.glob("*/bundle.json"))
 
 
@@ -83,10 +84,11 @@ def _require_whole(site, bundle):
 def test_every_kind_of_bundle_is_among_them():
     assert [folder.name for folder in FORMATS][:1] == ["format-1"]
     kinds = {bundle.name: trust(bundle, _signers(bundle)).manifest for bundle in FROZEN}
-    assert list(kinds)[:5] == ["demo-v1", "demo-v2", "demo-v3", "demo-v5", "frozen-v1"]
+    assert list(kinds)[:6] == ["demo-v1", BACK, "demo-v2", "demo-v3", "demo-v5", "frozen-v1"]
     assert len(kinds["demo-v1"].payload.parts) == 2
     assert [base.version for base in kinds["demo-v2"].bases] == ["v1"]
     assert kinds["demo-v3"].features == ("byte-planes",)
+    assert [base.version for base in kinds[BACK].bases] == [kinds[BACK].rollback.version] == ["v4"]
     assert kinds["demo-v5"].launch[0].wheels
     assert len(kinds["demo-v5"].wheels) == len(kinds["frozen-v1"].wheels) == 2
     assert (FORMATS[0] / "demo-v4.tar").is_file()
@@ -99,7 +101,9 @@ def test_their_maker_makes_as_many_for_the_next_format(tmp_path):
     paths = os.pathsep.join([str(tests), *sys.path])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name.removesuffix(".tar") for path in (tmp_path / "made").iterdir()) == list(ANSWERING)
+    assert sorted(path.name.removesuffix(".tar") for path in (tmp_path / "made").iterdir()) == sorted(
+        [*ANSWERING, BACK]
+    )
     for path in (tmp_path / "made").glob("*/bundle.json"):
         made = trust(path.parent, f"{pair.allowed_signers}\n".encode()).manifest
         assert made.features == trust(FORMATS[-1] / path.parent.name).manifest.features
@@ -175,6 +179,17 @@ def test_a_program_from_before_compression_installs_the_others_and_refuses_those
     assert done.returncode == 5, done.stderr
     assert "use the install.sh of this very bundle" in done.stderr
     _require_whole(site, folder / "demo-v2")
+
+
+@pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
+def test_one_leads_back_to_what_the_site_no_longer_has(folder, site):
+    for name in ("demo-v1", "demo-v4"):
+        bundle = _unpacked(folder, name, site.root.parent)
+        assert _install(site, bundle, folder / "allowed_signers").code == 0
+    assert site.run("--uninstall", "v1", "--yes").code == 0
+    done = _install(site, folder / BACK, folder / "allowed_signers")
+    assert done.code == 0, done
+    _require_whole(site, folder / BACK)
 
 
 @pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
