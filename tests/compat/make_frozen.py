@@ -1,4 +1,4 @@
-"""Makes the ``demo`` bundles of a format's folder: ``PYTHONPATH=tests python tests/compat/make_frozen.py FOLDER KEY``.
+"""Makes the bundles of a format's folder: ``PYTHONPATH=tests python tests/compat/make_frozen.py FOLDER KEY``.
 
 A frozen bundle is made once and never again, since what is shown by it is that today's programs understand what
 earlier ones wrote. This is for the next format, and to see how those of format 1 came about. KEY is the private half
@@ -9,6 +9,7 @@ FOLDER/allowed_signers.
 from __future__ import annotations
 
 import hashlib
+import subprocess
 import sys
 import tarfile
 import tempfile
@@ -28,7 +29,7 @@ from airbundle_onsite.contract.artifacts import WheelEntry
 from airbundle_onsite.contract.base import Rollback
 from airbundle_onsite.contract.manifest import BundleManifest, decode_manifest
 from airbundle_onsite.system import Silent, SystemRunner
-from parts import floats, tuned, wheels
+from parts import floats, gguf, images, tuned, wheels
 from parts.bundles import seal
 from parts.sites import release_bundle
 
@@ -45,11 +46,31 @@ for line in pathlib.Path(words[words.index("--requirement") + 1]).read_text().sp
     zipfile.ZipFile(wheel).extractall(sysconfig.get_path("purelib"))
 """
 _COUNT, _SIZE = 4, 32_768
+_ENGINE = images.Config(entrypoint=("/usr/bin/llama-server",))
+_SPEC = """\
+[bundle]
+name = "image"
+version = "v1"
+[target]
+profile = "cpu-x86_64"
+[model]
+source = "local:model.gguf"
+served_name = "tiny"
+[engine]
+name = "llama.cpp"
+[image]
+source = "docker-archive:frozen.image.tar"
+name = "airbundle-test/frozen:1"
+[runtime]
+kind = "docker"
+[serving]
+context = 64
+"""
 
 
 def make(folder: Path, key: SigningKey) -> None:
-    """Bundles v1 to v5 under `folder`: in two parts, by difference, compressed, one file, and whole with wheels; and
-    one that leads back from v4 to v1."""
+    """Bundles v1 to v5 under `folder`: in two parts, by difference, compressed, one file, and whole with wheels;
+    one that leads back from v4 to v1; and one with a container image."""
     with tempfile.TemporaryDirectory() as scratch:
         work = Path(scratch)
         _without_program(_release(folder, "v1", more=_weights(), part_size=100_000), key)
@@ -61,6 +82,7 @@ def make(folder: Path, key: SigningKey) -> None:
         pack(fourth, folder / "demo-v4.tar", Silent(), replace=False)
         _whole(folder, work, key)
         make_back(folder, key)
+        make_image(folder, key)
 
 
 def make_back(folder: Path, key: SigningKey) -> None:
@@ -73,6 +95,18 @@ def make_back(folder: Path, key: SigningKey) -> None:
         difference = Difference(tuple(read_base(newer, cache)), rollback=rollback)
         made = rebase(folder / "demo-v1", difference, cache, folder, part_size=0, talk=Silent())
     _without_program(made.directory, key)
+
+
+def make_image(folder: Path, key: SigningKey) -> None:
+    """``image-v1``, as ``airbundle build`` writes it: a container image of a few files, and a model."""
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(scratch)
+        images.small_image(work, "frozen", {"bin/engine": b"#!/bin/sh\n", "etc/version": b"1\n"}, _ENGINE)
+        (work / "model.gguf").write_bytes(gguf.language_model())
+        (work / "image.toml").write_text(_SPEC)
+        words = ["build", str(work / "image.toml"), "-o", str(folder), "--cache", str(work / "cache"), "--quiet"]
+        subprocess.run([sys.executable, "-m", "airbundle", *words], check=True)
+    _without_program(folder / "image-v1", key)
 
 
 def _release(folder: Path, version: str, **options: Any) -> Path:
@@ -128,7 +162,7 @@ def _no_passphrase(question: str) -> str:
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    if list(target.glob("demo-*")):
+    if list(target.glob("*-v*")):
         sys.exit(f"{target} has frozen bundles already, which stay as they are")
     target.mkdir(parents=True, exist_ok=True)
     make(target, open_key(Path(sys.argv[2]), ask=_no_passphrase, runner=SystemRunner()))

@@ -4,7 +4,8 @@ The ``demo`` ones are installed: v1 in full and in parts, v2 as a difference to 
 single file, v5 with wheels and with the installer of its day, which also installs the others; one leads back from v4
 to v1. ``make_frozen`` beside this file made them. ``frozen-v1`` is what ``airbundle build`` wrote before there were
 compressed weights; it is verified, and its site's program installs what it can understand. Its wheels are stand-ins
-that do not install. Each is signed by a key of the office.
+that do not install. ``image-v1`` has a container image, which a docker engine takes. Each is signed by a key of the
+office.
 """
 
 import hashlib
@@ -28,6 +29,7 @@ from parts import sites
 FORMATS = sorted(Path(__file__).parent.glob("format-*"))
 ANSWERING = ("demo-v1", "demo-v2", "demo-v3", "demo-v4", "demo-v5")
 BACK = "demo-v1-from-v4"
+IMAGE = "image-v1"
 FROZEN = sorted(path.parent for folder in FORMATS for path in folder.glob("*/bundle.json"))
 
 
@@ -76,21 +78,28 @@ def _require_whole(site, bundle):
     """The release answers, and each of its files is what the bundle's manifest says."""
     manifest = trust(bundle).manifest
     assert (site.current(), site.answer()) == (manifest.version, f"Paris, says {manifest.version}")
-    release = site.root / "releases" / manifest.name / manifest.version
-    found = {each.path: hashlib.sha256((release / each.path).read_bytes()).hexdigest() for each in manifest.files}
-    assert found == {each.path: each.sha256 for each in manifest.files}
+    _require_files(site.root, manifest)
+
+
+def _require_files(root, manifest):
+    """Whatever is no image lies in the release as listed."""
+    release = root / "releases" / manifest.name / manifest.version
+    files = [each for each in manifest.files if each.role != "image"]
+    found = {each.path: hashlib.sha256((release / each.path).read_bytes()).hexdigest() for each in files}
+    assert found == {each.path: each.sha256 for each in files}
 
 
 def test_every_kind_of_bundle_is_among_them():
     assert [folder.name for folder in FORMATS][:1] == ["format-1"]
     kinds = {bundle.name: trust(bundle, _signers(bundle)).manifest for bundle in FROZEN}
-    assert list(kinds)[:6] == ["demo-v1", BACK, "demo-v2", "demo-v3", "demo-v5", "frozen-v1"]
+    assert list(kinds)[:7] == ["demo-v1", BACK, "demo-v2", "demo-v3", "demo-v5", "frozen-v1", IMAGE]
     assert len(kinds["demo-v1"].payload.parts) == 2
     assert [base.version for base in kinds["demo-v2"].bases] == ["v1"]
     assert kinds["demo-v3"].features == ("byte-planes",)
     assert [base.version for base in kinds[BACK].bases] == [kinds[BACK].rollback.version] == ["v4"]
     assert kinds["demo-v5"].launch[0].wheels
     assert len(kinds["demo-v5"].wheels) == len(kinds["frozen-v1"].wheels) == 2
+    assert [image.name for image in kinds[IMAGE].images] == ["airbundle-test/frozen:1"]
     assert (FORMATS[0] / "demo-v4.tar").is_file()
 
 
@@ -101,9 +110,8 @@ def test_their_maker_makes_as_many_for_the_next_format(tmp_path):
     paths = os.pathsep.join([str(tests), *sys.path])
     done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
-    assert sorted(path.name.removesuffix(".tar") for path in (tmp_path / "made").iterdir()) == sorted(
-        [*ANSWERING, BACK]
-    )
+    made = sorted(path.name.removesuffix(".tar") for path in (tmp_path / "made").iterdir())
+    assert made == sorted([*ANSWERING, BACK, IMAGE])
     for path in (tmp_path / "made").glob("*/bundle.json"):
         made = trust(path.parent, f"{pair.allowed_signers}\n".encode()).manifest
         assert made.features == trust(FORMATS[-1] / path.parent.name).manifest.features
@@ -213,3 +221,18 @@ def test_its_own_installer_still_verifies_it(folder, name):
     checks = [check for check in json.loads(done.stdout)["checks"] if check["id"].startswith("verify.")]
     assert {"verify.signature", "verify.part"} <= {check["id"] for check in checks}
     assert {check["status"] for check in checks} == {"pass"}
+
+
+@pytest.mark.real("docker")
+@pytest.mark.parametrize("folder", FORMATS, ids=lambda path: path.name)
+def test_an_engine_takes_the_image_of_one(folder, docker_engine, tmp_path):
+    manifest, root = trust(folder / IMAGE).manifest, tmp_path / "site"
+    words = ["--stage", "--yes", "--root", root, "--allowed-signers", folder / "allowed_signers"]
+    argv = [sys.executable, "-m", "airbundle_onsite", "--bundle", folder / IMAGE, *words]
+    environ = {**os.environ, "DOCKER_HOST": docker_engine.host}
+    done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, timeout=120, env=environ)
+    assert done.returncode == 0, done.stderr
+    (image,) = manifest.images
+    assert docker_engine.run("inspect", "-f", "{{.Id}}", image.name).stdout.strip() == image.config_digest
+    _require_files(root, manifest)
+    docker_engine.run("rmi", image.name)
