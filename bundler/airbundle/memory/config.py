@@ -7,16 +7,23 @@ its name.
 
 from __future__ import annotations
 
+import functools
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from airbundle_onsite.errors import UsageError
 
 DATA = Path(__file__).parent / "data"
 
+MOST_LAYERS = 1024
+"""Far beyond any model: a larger number is damage, and every layer is counted."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_NOT_UNDERSTOOD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")
 
 # The name used here -> others for the same thing, first found wins.
@@ -54,6 +61,31 @@ _ALIASES = {
 _UNKNOWN_CACHES = ("compress_ratios", "sparse_attention_config")
 
 _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+
+
+def reads_config(read: Callable[_P, _T]) -> Callable[_P, _T]:
+    """For what reads a configuration: a word where a number belongs, or a list too short, is a UsageError."""
+
+    @functools.wraps(read)
+    def reading(*arguments: _P.args, **named: _P.kwargs) -> _T:
+        try:
+            return read(*arguments, **named)
+        except _NOT_UNDERSTOOD as error:
+            raise UsageError(
+                f"config.json is not understood: {type(error).__name__}: {error}",
+                remedy="use the model's own config.json",
+            ) from error
+
+    return reading
+
+
+def believable_layers(layers: int, what: str) -> int:
+    """The number of layers. Raises UsageError when no model has as many; `what` says where the number stands."""
+    if layers > MOST_LAYERS:
+        raise UsageError(
+            f"{what} is {layers}; at most {MOST_LAYERS} are believed", remedy="use the model as its makers published it"
+        )
+    return layers
 
 
 def normalized(config: Mapping[str, Any]) -> dict[str, Any]:

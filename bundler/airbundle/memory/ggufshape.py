@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airbundle.memory.config import believable_layers
 from airbundle.memory.roles import layer_roles
 from airbundle.memory.shape import Attention, Cache, Kind, ModelShape, State
 from airbundle_onsite.errors import UsageError
@@ -51,7 +52,9 @@ class _Reader:
     def shape(self) -> ModelShape:
         hidden, heads = self._need("embedding_length"), self._number("attention.head_count")
         drafts = self._number("nextn_predict_layers")
-        layers = self._need("block_count") - drafts
+        if not heads and not self._number("ssm.state_size"):
+            self._need("attention.head_count")
+        layers = believable_layers(self._need("block_count"), f"{self._architecture}.block_count") - drafts
         head_dim = self._number("attention.key_length") or (hidden // heads if heads else 0)
         experts, used = self._number("expert_count"), self._number("expert_used_count")
         width = self._number("expert_feed_forward_length") or self._number("feed_forward_length")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from airbundle.memory.config import normalized, whole
+from airbundle.memory.config import normalized, reads_config, whole
 from airbundle.memory.packing import Packing, packing
 from airbundle.memory.roles import layer_roles
 from airbundle.memory.shape import (
@@ -28,6 +28,7 @@ from airbundle_onsite.errors import UsageError
 _TWO_MATRICES = frozenset({"relu", "relu2", "xielu"})
 
 
+@reads_config
 def infer_tensors(config: Mapping[str, Any]) -> tuple[Tensor, ...]:
     """All tensors of the model proper.
 

@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from airbundle.memory.config import expert_count, need, normalized, of_layer, quantization_config, whole
+from airbundle.memory.config import (
+    believable_layers,
+    expert_count,
+    need,
+    normalized,
+    of_layer,
+    quantization_config,
+    reads_config,
+    whole,
+)
 from airbundle.memory.roles import layer_roles
 from airbundle_onsite.contract.record import record
 from airbundle_onsite.errors import UsageError
 
 Kind = Literal["full", "sliding", "chunked", "mla"]
-_MOST_LAYERS = 4096  # far beyond any model: a larger number is damage, and would be counted for hours
 
 
 @record
@@ -121,6 +129,7 @@ class ModelShape:
         return tuple(cache for layer in self.caches for cache in layer if isinstance(cache, State))
 
 
+@reads_config
 def read_shape(config: Mapping[str, Any]) -> ModelShape:
     """Read a config.json; the language model of a multimodal one is taken from its ``text_config``.
 
@@ -148,7 +157,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
         dense=max(dense_widths(text, layers), default=0),
         active=active * expert_width,
         shared=shared_width(text),
-        max_context=whole(text, "max_position_embeddings"),
+        max_context=max(whole(text, "max_position_embeddings"), 0),
         caches=tuple(_caches(text, roles, heads, head_dim, index) for index in range(layers)),
         experts=experts,
         experts_per_token=active,
@@ -169,13 +178,7 @@ def _layer_count(text: Mapping[str, Any]) -> int:
     listed = text.get("layers_block_type")
     if not text.get("num_hidden_layers") and isinstance(listed, list):
         return len(listed)
-    layers = need(text, "num_hidden_layers")
-    if layers > _MOST_LAYERS:
-        raise UsageError(
-            f"config.json: num_hidden_layers is {layers}; at most {_MOST_LAYERS} are believed",
-            remedy="use the model's own config.json",
-        )
-    return layers
+    return believable_layers(need(text, "num_hidden_layers"), "config.json: num_hidden_layers")
 
 
 def is_pure_mamba(text: Mapping[str, Any]) -> bool:

@@ -59,5 +59,23 @@ def test_a_pure_mamba_has_no_feed_forward(model_type: str, parameters: float, co
 
 def test_more_layers_than_any_model_has_are_damage() -> None:
     config = {"hidden_size": 64, "num_hidden_layers": 10**9, "num_attention_heads": 1, "vocab_size": 10}
-    with pytest.raises(UsageError, match="num_hidden_layers is 1000000000; at most 4096"):
+    with pytest.raises(UsageError, match="num_hidden_layers is 1000000000; at most 1024"):
         read_shape(config)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"quantization_config": {"quant_method": "awq", "bits": "four"}},
+        {"num_experts": 4, "expert_layer_period": "0"},
+        {"num_experts": 4, "moe_layer_freq": [1]},
+        {"layer_types": [["full_attention"], {}]},
+        {"num_key_value_heads": ["a", "b"]},
+        {"vision_config": {"hidden_size": 8, "num_hidden_layers": 1, "mlp_ratio": "wide"}},
+    ],
+)
+def test_words_where_numbers_belong_are_the_configuration_s_fault(wrong: dict[str, Any]) -> None:
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 10, **wrong}
+    with pytest.raises(UsageError) as caught:
+        infer_tensors(config)
+    assert caught.value.remedy
