@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from airbundle_onsite.contract.layout import StoreLayout
 from airbundle_onsite.contract.payload import FileEntry, Segment
 from airbundle_onsite.contract.release import ReleaseRecord
 from airbundle_onsite.errors import BusyError, IntegrityError, UsageError
+from airbundle_onsite.store import disk
 from airbundle_onsite.store.lock import Lock
 from airbundle_onsite.store.releases import Staging, Store
 from airbundle_onsite.verify.bundle import TrustedManifest, trust
@@ -260,3 +262,20 @@ def test_the_lock_names_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     with Lock(path):
         assert path.read_text() == f"{os.getpid()}\n"
     assert path.read_text() == ""
+
+
+def test_a_disk_that_fails_behind_the_writer_is_an_error_and_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No disk here fails on request, so that its answer is put in its place."""
+
+    def failing(descriptor: int) -> None:
+        assert os.fstat(descriptor).st_size >= 8
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(disk, "_FLUSH", 8)
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        disk.write_new(tmp_path / "file", [bytes(8)], 0o644)
+    assert list(tmp_path.iterdir()) == []
+    assert disk.write_new(tmp_path / "small", [bytes(7)], 0o644) == 7
